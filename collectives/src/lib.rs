@@ -1,0 +1,1 @@
+//! Collective operations: pure schedules, the engine that runs them over any transport, and reduction kernels.

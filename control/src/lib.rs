@@ -1,0 +1,1 @@
+//! The control plane: coordination, launch and settings, and the one place where it meets the data plane.

@@ -1,0 +1,1 @@
+//! The messages and gRPC services that Ringway speaks, and the code generated from them.

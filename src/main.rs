@@ -1,0 +1,4 @@
+//! The `ringway` program.
+#![forbid(unsafe_code)]
+
+fn main() {}
