@@ -1,1 +1,3 @@
 //! Collective operations: pure schedules, the engine that runs them over any transport, and reduction kernels.
+
+pub mod schedule;

@@ -1,0 +1,43 @@
+//! Pure collective schedules: which rank sends, receives and combines which chunk, in which order. No bytes, no IO, no
+//! clock.
+//!
+//! # Invariants
+//!
+//! Every schedule keeps these; [`simulate`] checks them, and the engine relies on them.
+//!
+//! - **I1** `step(rank, index)` is a pure function for `rank < ranks` and any `index`: no allocation, O(log ranks) at
+//!   most. It is `Some` for a rank's first `steps(rank)` indices and `None` for every later one.
+//! - **I2** The k-th send from `a` to `b` matches the k-th `Recv` or `Reduce` of `b` from `a`; both span equally many
+//!   chunks, and since chunk sizes are the same on all ranks, equally many bytes. No rank sends to itself. Nothing is
+//!   left over.
+//! - **I3** It finishes under sends that complete only when matched (no buffering at all), with credit for one send and
+//!   one receive at a time and a look-ahead of [`MIN_AHEAD`] steps, as long as the receive of a `Reduce` is posted into
+//!   scratch as soon as its turn for credit comes, and only the combine waits for hazards.
+//! - **I4** Hazards, per rank: a step waits for each earlier step whose span overlaps its own, unless both are sends
+//!   ([`Step::conflicts_with`]). So a send waits until earlier receives and combines on its span are done; a `Recv` and
+//!   the combine of a `Reduce` wait until earlier sends, receives and combines on their span are done. Hazards go by
+//!   chunk number even where a chunk holds no bytes. Combines of overlapping spans happen in program order.
+//! - **I5** In a combine the operand of the lower rank stands on the left: the incoming one if `from` is below the own
+//!   rank, else the accumulator. By this rule the result is the same expression over the inputs on every rank, hence
+//!   the same bits even where the operation tells its operands apart (NaN payloads, signed zeros, user functions).
+//! - **I6** Where [`AnySchedule::keeps_rank_order`] says so, every combine joins two neighbouring runs of ranks, lower
+//!   on the left: the result is `x0 op x1 op ... op xn-1` up to brackets, for an associative operation that need not
+//!   commute.
+
+#![forbid(unsafe_code)]
+
+mod direct;
+mod doubling;
+mod ring;
+mod step;
+
+pub use direct::{
+    DirectAllGather, DirectAllReduce, DirectAllToAll, DirectGather, DirectReduceScatter, DirectScatter,
+};
+pub use doubling::{DoublingAllGather, DoublingAllReduce};
+pub use ring::{ChainBroadcast, RingAllGather, RingAllReduce, RingReduce, RingReduceScatter};
+pub use step::{Rank, Schedule, Span, Step};
+
+/// The fewest steps of a rank that must be open at once (counted from its oldest unfinished step) for every schedule of
+/// this module to finish under sends that complete only when matched (I3).
+pub const MIN_AHEAD: u32 = 2;
