@@ -1,0 +1,124 @@
+//! Move-only tokens for a span of a region: what a transport holds while a device may touch the bytes.
+//!
+//! A lease is made by [`Region::lend_read`](super::Region::lend_read) or
+//! [`Region::lend_write`](super::Region::lend_write), travels by value into an operation, comes back with its
+//! completion, and is handed to [`Region::restore`](super::Region::restore). One that is dropped on the way
+//! leaves its span lent for good: the region then refuses to be reused, which is safe.
+
+use super::region::{Mapping, RegionId};
+use std::sync::Arc;
+
+/// What both kinds of lease are made of.
+#[derive(Debug)]
+pub(super) struct Span {
+    pub(super) start: *mut u8,
+    pub(super) len: usize,
+    pub(super) region: RegionId,
+    /// Index of the span in its region's ledger.
+    pub(super) slot: u32,
+    /// Keeps owned memory mapped (I2). Borrowed memory has none: its scope waits for the lease (I3).
+    pub(super) _keep: Option<Arc<Mapping>>,
+}
+
+// SAFETY: a span is exclusive or shared-read by the ledger's rule (I1) whichever thread holds it, and the memory
+// outlives it (I2, I3). Nothing in it is tied to a thread.
+unsafe impl Send for Span {}
+
+/// The right to read a span of bytes. Others may read the same bytes; nobody writes them.
+#[derive(Debug)]
+pub struct ReadLease(pub(super) Span);
+
+/// The sole right to read and write a span of bytes.
+#[derive(Debug)]
+pub struct WriteLease(pub(super) Span);
+
+impl ReadLease {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the span is mapped for as long as the lease lives (I2, I3) and the ledger lends it to readers
+        // only (I1), so nobody writes it.
+        unsafe { std::slice::from_raw_parts(self.0.start, self.0.len) }
+    }
+}
+
+impl WriteLease {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: as in `bytes_mut`; `&self` forbids a write by the holder meanwhile.
+        unsafe { std::slice::from_raw_parts(self.0.start, self.0.len) }
+    }
+
+    /// The bytes, to write.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the span is mapped for as long as the lease lives (I2, I3), and the ledger lends it to nobody
+        // else (I1).
+        unsafe { std::slice::from_raw_parts_mut(self.0.start, self.0.len) }
+    }
+}
+
+macro_rules! span_facts {
+    ($($t:ty),+) => {$(
+        impl $t {
+            /// Length in bytes.
+            pub fn len(&self) -> usize {
+                self.0.len
+            }
+
+            /// Whether the span has no bytes.
+            pub fn is_empty(&self) -> bool {
+                self.0.len == 0
+            }
+
+            /// The region that lent it: what a transport looks its registration up by.
+            pub fn region(&self) -> RegionId {
+                self.0.region
+            }
+
+            /// Address of the first byte, for a device. Reading or writing through it is the caller's `unsafe`.
+            pub fn as_ptr(&self) -> *mut u8 {
+                self.0.start
+            }
+        }
+    )+};
+}
+
+span_facts!(ReadLease, WriteLease);
+
+/// Either kind, as it comes back with a completion.
+#[derive(Debug)]
+pub enum Lease {
+    /// Of a send.
+    Read(ReadLease),
+    /// Of a receive.
+    Write(WriteLease),
+}
+
+impl Lease {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Lease::Read(l) => l.bytes(),
+            Lease::Write(l) => l.bytes(),
+        }
+    }
+
+    /// The region that lent it.
+    pub fn region(&self) -> RegionId {
+        match self {
+            Lease::Read(l) => l.region(),
+            Lease::Write(l) => l.region(),
+        }
+    }
+}
+
+impl From<ReadLease> for Lease {
+    fn from(l: ReadLease) -> Lease {
+        Lease::Read(l)
+    }
+}
+
+impl From<WriteLease> for Lease {
+    fn from(l: WriteLease) -> Lease {
+        Lease::Write(l)
+    }
+}

@@ -1,0 +1,22 @@
+//! Memory that a device or a kernel may read or write after the code that lent it has moved on.
+//!
+//! - [`dtype`]: the element types that travel.
+//! - [`region`]: a span of bytes with a ledger of what is lent out of it.
+//! - [`lease`]: the move-only tokens that a transport holds meanwhile.
+//! - [`pool`]: page-aligned, pre-faulted blocks that are used again and again, and typed buffers over them.
+//!
+//! Invariants (cited by the tests):
+//! - **I1** A byte is lent to many readers or to one writer, never both.
+//! - **I2** Owned memory outlives every lease of it, whatever is dropped first.
+//! - **I3** Borrowed memory is never returned to its owner while a lease of it is out: the process ends instead.
+//! - **I4** A lease that comes back to the wrong region is refused and changes nothing.
+
+pub mod dtype;
+pub mod lease;
+pub mod pool;
+pub mod region;
+
+pub use dtype::{Bool, DType, Element};
+pub use lease::{Lease, ReadLease, WriteLease};
+pub use pool::{AllocError, Buffer, HugePages, Pool};
+pub use region::{LendError, Region, RegionId, with_borrowed, with_shared};

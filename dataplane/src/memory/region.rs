@@ -1,0 +1,405 @@
+//! A span of bytes with a ledger of what is lent out of it.
+
+use super::lease::{Lease, ReadLease, Span, WriteLease};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Identity of a region's memory, unique in the process and never reused. Blocks that a pool hands out again keep
+/// theirs, so that a transport registers them once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(pub u64);
+
+impl RegionId {
+    pub(super) fn next() -> RegionId {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        RegionId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Most leases that one region has out at a time. An engine's window is far below it.
+pub const MAX_LEASES: usize = 4096;
+
+/// Pages that are unmapped when the last owner or lease lets go (I2).
+#[derive(Debug)]
+pub(super) struct Mapping {
+    pub(super) base: NonNull<u8>,
+    pub(super) len: usize,
+    pub(super) id: RegionId,
+}
+
+// SAFETY: a mapping is an address range; who may touch which byte is the ledger's business (I1).
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `len` are those of one mmap call, and this is the last reference to it (I2).
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        if let Err(e) = unmapped {
+            tracing::error!("munmap of {} bytes failed: {e}", self.len);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Lent {
+    start: usize,
+    end: usize,
+    write: bool,
+    live: bool,
+}
+
+/// A span of bytes that can be lent, in pieces, to operations.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    id: RegionId,
+    keep: Option<Arc<Mapping>>,
+    writable: bool,
+    ledger: Vec<Lent>,
+    free: Vec<u32>,
+}
+
+// SAFETY: the region is the one owner of its span apart from the leases that its ledger counts (I1), on any thread.
+unsafe impl Send for Region {}
+// SAFETY: `&Region` only reads bytes that no write lease covers, and lends nothing.
+unsafe impl Sync for Region {}
+
+/// Why a span was not lent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LendError {
+    /// The span ends past the region.
+    #[error("bytes {start}..{end} are outside of a region of {len} bytes")]
+    OutOfBounds {
+        /// First byte asked for.
+        start: usize,
+        /// Byte after the last one asked for.
+        end: usize,
+        /// Length of the region.
+        len: usize,
+    },
+    /// Part of the span is lent in a way that excludes this use.
+    #[error("bytes {start}..{end} overlap bytes {other_start}..{other_end}, which are lent to a {}",
+        if *.other_write { "writer" } else { "reader" })]
+    Lent {
+        /// First byte asked for.
+        start: usize,
+        /// Byte after the last one asked for.
+        end: usize,
+        /// First byte of the span that is out.
+        other_start: usize,
+        /// Byte after its last.
+        other_end: usize,
+        /// Whether that span is out for writing.
+        other_write: bool,
+    },
+    /// The region was made from shared memory and cannot be written.
+    #[error("the region is read-only: it was made from a shared borrow")]
+    ReadOnly,
+    /// [`MAX_LEASES`] are out.
+    #[error("{MAX_LEASES} leases of this region are out: complete some operations first")]
+    TooMany,
+    /// The lease came from another region, or came back twice (I4).
+    #[error("a lease of region {found:?} came back to region {expected:?}")]
+    Foreign {
+        /// The region asked.
+        expected: RegionId,
+        /// The lease's region.
+        found: RegionId,
+    },
+}
+
+impl Region {
+    pub(super) fn owned(mapping: Arc<Mapping>, len: usize) -> Region {
+        debug_assert!(len <= mapping.len);
+        Region { base: mapping.base, len, id: mapping.id, keep: Some(mapping), ..Region::blank() }
+    }
+
+    fn blank() -> Region {
+        Region {
+            base: NonNull::dangling(),
+            len: 0,
+            id: RegionId(0),
+            keep: None,
+            writable: true,
+            ledger: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    pub(super) fn into_mapping(self) -> Option<Arc<Mapping>> {
+        self.keep
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the region has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Identity of the memory.
+    pub fn id(&self) -> RegionId {
+        self.id
+    }
+
+    /// Whether the memory belongs to the region (and may be registered for good) or is borrowed for a call.
+    pub fn is_owned(&self) -> bool {
+        self.keep.is_some()
+    }
+
+    /// Address of the first byte, for registration.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// How many leases are out.
+    pub fn outstanding(&self) -> usize {
+        self.ledger.len() - self.free.len()
+    }
+
+    /// Makes room for `leases` at once, so that lending them allocates nothing.
+    pub fn reserve(&mut self, leases: usize) {
+        self.ledger.reserve(leases.min(MAX_LEASES).saturating_sub(self.ledger.len()));
+        self.free.reserve(leases.min(MAX_LEASES).saturating_sub(self.free.len()));
+    }
+
+    fn check(&self, span: &Range<usize>, write: bool) -> Result<(), LendError> {
+        let (start, end) = (span.start, span.end);
+        if start > end || end > self.len {
+            return Err(LendError::OutOfBounds { start, end, len: self.len });
+        }
+        if write && !self.writable {
+            return Err(LendError::ReadOnly);
+        }
+        let clash =
+            self.ledger.iter().find(|l| l.live && (write || l.write) && l.start < end && start < l.end);
+        match clash {
+            Some(l) => Err(LendError::Lent {
+                start,
+                end,
+                other_start: l.start,
+                other_end: l.end,
+                other_write: l.write,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn lend(&mut self, span: Range<usize>, write: bool) -> Result<Span, LendError> {
+        self.check(&span, write)?;
+        let entry = Lent { start: span.start, end: span.end, write, live: true };
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.ledger[slot as usize] = entry;
+                slot
+            }
+            None if self.ledger.len() < MAX_LEASES => {
+                self.ledger.push(entry);
+                (self.ledger.len() - 1) as u32
+            }
+            None => return Err(LendError::TooMany),
+        };
+        // SAFETY: `check` has bounded the span by the region's length.
+        let start = unsafe { self.base.as_ptr().add(span.start) };
+        Ok(Span { start, len: span.len(), region: self.id, slot, _keep: self.keep.clone() })
+    }
+
+    /// Lends `span` (bytes) to a reader.
+    ///
+    /// # Errors
+    /// [`LendError`] when the span is out of bounds or any of it is lent to a writer (I1).
+    pub fn lend_read(&mut self, span: Range<usize>) -> Result<ReadLease, LendError> {
+        self.lend(span, false).map(ReadLease)
+    }
+
+    /// Lends `span` (bytes) to the one writer.
+    ///
+    /// # Errors
+    /// [`LendError`] when the span is out of bounds, the region is read-only, or any of the span is lent (I1).
+    pub fn lend_write(&mut self, span: Range<usize>) -> Result<WriteLease, LendError> {
+        self.lend(span, true).map(WriteLease)
+    }
+
+    /// Takes a lease back.
+    ///
+    /// # Errors
+    /// [`LendError::Foreign`] when the lease is not of this region (I4). The lease's span then stays lent.
+    pub fn restore(&mut self, lease: impl Into<Lease>) -> Result<(), LendError> {
+        let (span, write) = match lease.into() {
+            Lease::Read(ReadLease(span)) => (span, false),
+            Lease::Write(WriteLease(span)) => (span, true),
+        };
+        match self.ledger.get_mut(span.slot as usize) {
+            Some(l) if span.region == self.id && l.live && l.write == write => {
+                l.live = false;
+                self.free.push(span.slot);
+                Ok(())
+            }
+            _ => Err(LendError::Foreign { expected: self.id, found: span.region }),
+        }
+    }
+
+    /// Reads `span` in place.
+    ///
+    /// # Errors
+    /// [`LendError`] when the span is out of bounds or any of it is lent to a writer.
+    pub fn bytes(&self, span: Range<usize>) -> Result<&[u8], LendError> {
+        self.check(&span, false)?;
+        // SAFETY: in bounds, mapped while `self` lives, and no writer has any of it (I1).
+        Ok(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(span.start), span.len()) })
+    }
+
+    /// Writes `span` in place.
+    ///
+    /// # Errors
+    /// [`LendError`] when the span is out of bounds, the region is read-only, or any of the span is lent.
+    pub fn bytes_mut(&mut self, span: Range<usize>) -> Result<&mut [u8], LendError> {
+        self.check(&span, true)?;
+        // SAFETY: in bounds, mapped while `self` lives, lent to nobody (I1), and `&mut self` excludes others.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(span.start), span.len()) })
+    }
+
+    /// Two spans of one region at once: `read` in place and `write` in place.
+    ///
+    /// # Errors
+    /// [`LendError`] as for [`Region::bytes`] and [`Region::bytes_mut`], and when the two overlap.
+    pub fn read_and_write(
+        &mut self,
+        read: Range<usize>,
+        write: Range<usize>,
+    ) -> Result<(&[u8], &mut [u8]), LendError> {
+        self.check(&read, false)?;
+        self.check(&write, true)?;
+        if read.start < write.end && write.start < read.end {
+            return Err(LendError::Lent {
+                start: write.start,
+                end: write.end,
+                other_start: read.start,
+                other_end: read.end,
+                other_write: false,
+            });
+        }
+        // SAFETY: both in bounds and lent to nobody who excludes the use (I1), disjoint, under `&mut self`.
+        unsafe {
+            let base = self.base.as_ptr();
+            Ok((
+                std::slice::from_raw_parts(base.add(read.start), read.len()),
+                std::slice::from_raw_parts_mut(base.add(write.start), write.len()),
+            ))
+        }
+    }
+}
+
+/// Ends the process if a borrowed region is about to be given back to its owner with leases out (I3).
+struct Scope(Option<RegionId>);
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        if let Some(id) = self.0 {
+            // The owner would free or reuse bytes that a kernel or a device still writes.
+            eprintln!(
+                "ringway: borrowed memory (region {id:?}) is still lent at the end of its call: aborting"
+            );
+            std::process::abort();
+        }
+    }
+}
+
+fn scoped<R>(region: Region, f: impl FnOnce(Region) -> (Region, R)) -> R {
+    let mut scope = Scope(Some(region.id));
+    let id = region.id;
+    let (back, result) = f(region);
+    if back.id == id && back.outstanding() == 0 {
+        scope.0 = None;
+    }
+    result
+}
+
+/// Lends the caller's own memory as a region for the length of `f`, which must hand the region back.
+///
+/// # Aborts
+/// The process ends (I3) if `f` unwinds, returns another region, or returns with leases out.
+pub fn with_borrowed<R>(bytes: &mut [u8], f: impl FnOnce(Region) -> (Region, R)) -> R {
+    let base = NonNull::from(&mut *bytes).cast();
+    scoped(Region { base, len: bytes.len(), id: RegionId::next(), ..Region::blank() }, f)
+}
+
+/// As [`with_borrowed`], for memory that is only read: the region lends to readers alone.
+pub fn with_shared<R>(bytes: &[u8], f: impl FnOnce(Region) -> (Region, R)) -> R {
+    let base = NonNull::from(bytes).cast();
+    scoped(Region { base, len: bytes.len(), id: RegionId::next(), writable: false, ..Region::blank() }, f)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_readers_or_one_writer() {
+        // I1
+        let mut bytes = [0u8; 100];
+        with_borrowed(&mut bytes, |mut r| {
+            let a = r.lend_read(0..50).unwrap();
+            let b = r.lend_read(10..60).unwrap();
+            assert!(matches!(r.lend_write(59..61), Err(LendError::Lent { other_write: false, .. })));
+            let w = r.lend_write(60..100).unwrap();
+            assert!(matches!(r.lend_read(50..61), Err(LendError::Lent { other_write: true, .. })));
+            assert!(r.bytes(0..60).is_ok() && r.bytes(60..61).is_err() && r.bytes_mut(0..1).is_err());
+            for lease in [Lease::from(a), b.into(), w.into()] {
+                r.restore(lease).unwrap();
+            }
+            assert!(r.bytes_mut(0..100).is_ok());
+            (r, ())
+        });
+    }
+
+    #[test]
+    fn spans_are_bounded_and_may_be_empty() {
+        let mut bytes = [0u8; 4];
+        with_borrowed(&mut bytes, |mut r| {
+            assert!(matches!(r.lend_read(0..5), Err(LendError::OutOfBounds { .. })));
+            #[allow(clippy::reversed_empty_ranges)]
+            let reversed = 3..2;
+            assert!(matches!(r.lend_read(reversed), Err(LendError::OutOfBounds { .. })));
+            let (a, b) = (r.lend_write(0..4).unwrap(), r.lend_write(2..2).unwrap());
+            assert!(b.is_empty());
+            r.restore(a).unwrap();
+            r.restore(b).unwrap();
+            (r, ())
+        });
+    }
+
+    #[test]
+    fn a_foreign_lease_changes_nothing() {
+        // I4
+        let (mut x, mut y) = ([0u8; 8], [0u8; 8]);
+        with_borrowed(&mut x, |mut a| {
+            with_borrowed(&mut y, |mut b| {
+                let lease = a.lend_read(0..8).unwrap();
+                assert!(matches!(b.restore(lease), Err(LendError::Foreign { .. })));
+                assert_eq!((a.outstanding(), b.outstanding()), (1, 0));
+                // The token is gone for good; undo by hand so that the scope may end.
+                a.ledger.clear();
+                (b, ())
+            });
+            (a, ())
+        });
+    }
+
+    #[test]
+    fn shared_memory_is_never_written() {
+        with_shared(&[1, 2, 3], |mut r| {
+            assert_eq!(r.lend_write(0..1).unwrap_err(), LendError::ReadOnly);
+            assert_eq!(r.bytes(1..3).unwrap(), &[2, 3]);
+            (r, ())
+        });
+    }
+}

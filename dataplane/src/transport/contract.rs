@@ -1,0 +1,162 @@
+//! The Transport trait.
+//!
+//! Contract (the conformance suite cites these):
+//! - **T1** Every operation that `post` took completes exactly once, with its lease.
+//! - **T2** The k-th send to a peer on a tag matches the k-th receive from it on that tag. Tags are independent: an
+//!   unmatched message on one never holds up another.
+//! - **T3** The two sides of a match have equal stamps and lengths, else each side that has not yet finished
+//!   completes with `Mismatch`, and no byte is delivered. An eager send may already have finished.
+//! - **T4** Posting a send never waits for receives to be posted on this side, and the other way round: credit for
+//!   the one does not depend on the other.
+//! - **T5** It works with no eager buffer: a send may finish only when matched. With one, a send of up to
+//!   `eager_bytes` may finish before.
+//! - **T6** When a peer is lost, all its pending operations complete with `PeerLost`, then `Event::Lost` comes once,
+//!   and later posts answer `Gone`. Other peers are not affected.
+//! - **T7** After `cancel`, the operation completes without waiting for the peer: as `Cancelled`, or as it had
+//!   already ended. A cancelled half of a match leaves the sequence in step: the other half is discarded.
+//! - **T8** No call blocks, and none but `connect` and failure paths allocates once buffers have grown to their
+//!   working size.
+//! - **T9** Bytes from the network never cause a panic, nor memory growth beyond the named limits.
+
+use super::caps::Caps;
+use super::op::{Cause, Event, Note, Op, OpId, Peer, PostError, Tag};
+use super::wake::Waker;
+use crate::memory::{Region, RegionId};
+use std::os::fd::BorrowedFd;
+
+/// Where a transport can be reached: opaque bytes, exchanged through the control plane.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Address(pub Vec<u8>);
+
+/// A transport's handle of a registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RegionKey(pub u64);
+
+/// Why a region was not registered. Its messages still travel, by the unregistered path.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// The kernel or device refused; usually the locked-memory limit.
+    #[error("{bytes} bytes were not registered ({why}): raise the locked-memory limit (ulimit -l) for speed")]
+    Refused {
+        /// Length of the region.
+        bytes: usize,
+        /// The system's words.
+        why: String,
+    },
+    /// The transport's table of regions is full.
+    #[error("{limit} regions are registered, the limit of this transport")]
+    TableFull {
+        /// The limit.
+        limit: usize,
+    },
+    /// The transport does not register, or the region is borrowed.
+    #[error("this transport has no use for the registration of this region")]
+    Useless,
+}
+
+/// Why a peer's address was not taken. Reaching the peer is tried later, lazily, and fails as an event.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The bytes are not an address of this transport.
+    #[error("peer {}: not an address of this transport: {why}", .peer.0)]
+    BadAddress {
+        /// The peer.
+        peer: Peer,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// None of the peer's addresses can be reached from this host's interfaces.
+    #[error("peer {}: no way from here to any of its addresses: {why}", .peer.0)]
+    NoRoute {
+        /// The peer.
+        peer: Peer,
+        /// Addresses and interfaces looked at.
+        why: String,
+    },
+}
+
+/// One way of moving bytes to a set of peers. One thread uses it at a time; it may move between threads.
+pub trait Transport: Send {
+    /// What it can do.
+    fn caps(&self) -> Caps;
+
+    /// Where others reach it.
+    fn address(&self) -> Address;
+
+    /// Makes messages from and into `region` cheaper, for as long as its memory lives. Idempotent.
+    ///
+    /// # Errors
+    /// [`RegisterError`]; the region works unregistered all the same.
+    fn register(&mut self, region: &Region) -> Result<RegionKey, RegisterError>;
+
+    /// Forgets a registration. Unknown ids are ignored.
+    fn deregister(&mut self, region: RegionId);
+
+    /// Introduces a peer. Connections are made lazily, at the first post or note. Idempotent for the same address.
+    ///
+    /// # Errors
+    /// [`ConnectError`] when the address cannot be used.
+    fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError>;
+
+    /// Declares a peer lost: its pending operations complete with `PeerLost` (T6). Unknown peers are ignored.
+    fn close(&mut self, peer: Peer, why: Cause);
+
+    /// Takes an operation.
+    ///
+    /// # Errors
+    /// [`PostError`], and the operation untouched.
+    #[allow(clippy::result_large_err)]
+    fn post(&mut self, id: OpId, op: Op) -> Result<(), (PostError, Op)>;
+
+    /// Withdraws an operation (T7). Unknown and finished ids are ignored. The completion comes from `poll`.
+    fn cancel(&mut self, id: OpId);
+
+    /// Sends a note.
+    ///
+    /// # Errors
+    /// [`PostError`] when the peer is gone, unknown, or has too many notes queued.
+    fn note(&mut self, to: Peer, note: &Note) -> Result<(), PostError>;
+
+    /// Moves bytes, and appends what happened to `out`. Returns whether anything moved at all (bytes or events), so
+    /// that the caller's spinning knows idleness from slow progress.
+    fn poll(&mut self, out: &mut Vec<Event>) -> bool;
+
+    /// Says that the caller is about to sleep on `sleep_fd`. `false`: there is something to poll, do not sleep.
+    fn prepare_sleep(&mut self) -> bool;
+
+    /// Readable when `poll` has something to say, after `prepare_sleep` answered `true`.
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Rouses whoever sleeps on `sleep_fd`, from any thread.
+    fn waker(&self) -> Waker;
+
+    /// Earliest moment, from now, at which `poll` must be called even if the fd stays silent (retries, timeouts).
+    fn next_timer_ms(&self) -> Option<u64>;
+
+    /// Forgets the arrived and unmatched messages of a group for good, and ignores late ones. Its posted operations
+    /// must have been cancelled.
+    fn retire(&mut self, group: u32);
+
+    /// Says goodbye to all peers, so that they can tell an orderly end from a crash. Queued bytes are flushed for at
+    /// most `linger_ms`. Called once, last; blocks for at most that long.
+    fn leave(&mut self, linger_ms: u64);
+
+    /// For diagnosis: how this peer is reached and why so (addresses, interface, driver, congestion control), or
+    /// `None` before any connection. One line.
+    fn why(&self, peer: Peer) -> Option<String>;
+
+    /// For diagnosis: tags with posted operations towards this peer that have not matched, as (sends, receives).
+    fn pending(&self, peer: Peer) -> (usize, usize);
+}
+
+impl Tag {
+    /// The tag's 64-bit wire form: group in the upper half.
+    pub fn to_u64(self) -> u64 {
+        u64::from(self.group) << 32 | u64::from(self.lane)
+    }
+
+    /// From the wire form.
+    pub fn from_u64(bits: u64) -> Tag {
+        Tag { group: (bits >> 32) as u32, lane: bits as u32 }
+    }
+}
