@@ -179,8 +179,9 @@ impl Region {
         if write && !self.writable {
             return Err(LendError::ReadOnly);
         }
-        let clash =
-            self.ledger.iter().find(|l| l.live && (write || l.write) && l.start < end && start < l.end);
+        // Empty spans share no byte with anything.
+        let overlaps = |l: &Lent| l.start.max(start) < l.end.min(end);
+        let clash = self.ledger.iter().find(|l| l.live && (write || l.write) && overlaps(l));
         match clash {
             Some(l) => Err(LendError::Lent {
                 start,
