@@ -26,17 +26,32 @@
 
 #![forbid(unsafe_code)]
 
+mod algorithm;
+mod any;
 mod direct;
+mod dissemination;
 mod doubling;
+mod halving;
 mod ring;
 mod step;
+mod tree;
 
+pub use algorithm::{Algorithm, Collective, NameError};
+pub use any::AnySchedule;
 pub use direct::{
     DirectAllGather, DirectAllReduce, DirectAllToAll, DirectGather, DirectReduceScatter, DirectScatter,
 };
+pub use dissemination::DisseminationBarrier;
 pub use doubling::{DoublingAllGather, DoublingAllReduce};
+pub use halving::{HalvingAllReduce, HalvingReduceScatter};
 pub use ring::{ChainBroadcast, RingAllGather, RingAllReduce, RingReduce, RingReduceScatter};
 pub use step::{Rank, Schedule, Span, Step};
+pub use tree::{
+    ScatterAllGatherBroadcast, TreeAllReduce, TreeBroadcast, TreeGather, TreeReduce, TreeScatter,
+};
+
+/// The most ranks a schedule is made for; step numbers and rank arithmetic stay far from overflow.
+pub const MAX_RANKS: u32 = 1 << 20;
 
 /// The fewest steps of a rank that must be open at once (counted from its oldest unfinished step) for every schedule of
 /// this module to finish under sends that complete only when matched (I3).

@@ -1,0 +1,151 @@
+//! One type for every schedule, so that they are stored and called without allocation or dynamic dispatch.
+
+#![forbid(unsafe_code)]
+
+use super::step::{Rank, Schedule, Span, Step};
+use super::*;
+
+macro_rules! any_schedule {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Any of the schedules of this module.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum AnySchedule {
+            $($(#[$doc])* $name($name)),*
+        }
+
+        impl Schedule for AnySchedule {
+            fn ranks(&self) -> u32 {
+                match self { $(AnySchedule::$name(s) => s.ranks()),* }
+            }
+
+            fn chunks(&self) -> u32 {
+                match self { $(AnySchedule::$name(s) => s.chunks()),* }
+            }
+
+            #[inline]
+            fn step(&self, rank: Rank, index: u32) -> Option<Step> {
+                match self { $(AnySchedule::$name(s) => s.step(rank, index)),* }
+            }
+        }
+
+        $(impl From<$name> for AnySchedule {
+            fn from(schedule: $name) -> AnySchedule {
+                AnySchedule::$name(schedule)
+            }
+        })*
+    };
+}
+
+any_schedule! {
+    /// All-reduce round the ring.
+    RingAllReduce,
+    /// All-reduce up and down a tree.
+    TreeAllReduce,
+    /// All-reduce by recursive doubling.
+    DoublingAllReduce,
+    /// All-reduce by recursive halving and doubling.
+    HalvingAllReduce,
+    /// All-reduce in two rounds of direct messages.
+    DirectAllReduce,
+    /// Reduce-scatter round the ring.
+    RingReduceScatter,
+    /// Reduce-scatter by recursive halving.
+    HalvingReduceScatter,
+    /// Reduce-scatter by direct messages.
+    DirectReduceScatter,
+    /// All-gather round the ring.
+    RingAllGather,
+    /// All-gather by recursive doubling.
+    DoublingAllGather,
+    /// All-gather by direct messages.
+    DirectAllGather,
+    /// Broadcast down a tree.
+    TreeBroadcast,
+    /// Broadcast along a chain.
+    ChainBroadcast,
+    /// Broadcast by scatter and all-gather.
+    ScatterAllGatherBroadcast,
+    /// Reduce up a tree.
+    TreeReduce,
+    /// Reduce round the ring.
+    RingReduce,
+    /// Gather up a tree.
+    TreeGather,
+    /// Gather by direct messages.
+    DirectGather,
+    /// Scatter down a tree.
+    TreeScatter,
+    /// Scatter by direct messages.
+    DirectScatter,
+    /// All-to-all by direct messages.
+    DirectAllToAll,
+    /// The dissemination barrier.
+    DisseminationBarrier,
+}
+
+impl AnySchedule {
+    /// The schedule that runs `collective` by `algorithm` among `ranks` ranks; `root` is ignored where the collective
+    /// has none. `None` where the algorithm does not exist for the collective or for this number of ranks (recursive
+    /// halving of a reduce-scatter and doubling of an all-gather need a power of two), where `root` is not below
+    /// `ranks`, and for no ranks or more than [`MAX_RANKS`].
+    pub fn new(collective: Collective, algorithm: Algorithm, ranks: u32, root: Rank) -> Option<AnySchedule> {
+        use {Algorithm as A, Collective as C};
+        if ranks == 0 || ranks > MAX_RANKS || (collective.is_rooted() && root >= ranks) {
+            return None;
+        }
+        let even = ranks.is_power_of_two();
+        Some(match (collective, algorithm) {
+            (C::AllReduce, A::Ring) => RingAllReduce { ranks }.into(),
+            (C::AllReduce, A::Tree) => TreeAllReduce { ranks }.into(),
+            (C::AllReduce, A::Doubling) => DoublingAllReduce { ranks }.into(),
+            (C::AllReduce, A::Halving) => HalvingAllReduce { ranks }.into(),
+            (C::AllReduce, A::Direct) => DirectAllReduce { ranks }.into(),
+            (C::ReduceScatter, A::Ring) => RingReduceScatter { ranks }.into(),
+            (C::ReduceScatter, A::Halving) if even => HalvingReduceScatter { ranks }.into(),
+            (C::ReduceScatter, A::Direct) => DirectReduceScatter { ranks }.into(),
+            (C::AllGather, A::Ring) => RingAllGather { ranks }.into(),
+            (C::AllGather, A::Doubling) if even => DoublingAllGather { ranks }.into(),
+            (C::AllGather, A::Direct) => DirectAllGather { ranks }.into(),
+            (C::Broadcast, A::Tree) => TreeBroadcast { ranks, root }.into(),
+            (C::Broadcast, A::Chain) => ChainBroadcast { ranks, root }.into(),
+            (C::Broadcast, A::ScatterAllGather) => ScatterAllGatherBroadcast { ranks, root }.into(),
+            (C::Reduce, A::Tree) => TreeReduce { ranks, root }.into(),
+            (C::Reduce, A::Ring) => RingReduce { ranks, root }.into(),
+            (C::Gather, A::Tree) => TreeGather { ranks, root }.into(),
+            (C::Gather, A::Direct) => DirectGather { ranks, root }.into(),
+            (C::Scatter, A::Tree) => TreeScatter { ranks, root }.into(),
+            (C::Scatter, A::Direct) => DirectScatter { ranks, root }.into(),
+            (C::AllToAll, A::Direct) => DirectAllToAll { ranks }.into(),
+            (C::Barrier, A::Dissemination) => DisseminationBarrier { ranks }.into(),
+            _ => return None,
+        })
+    }
+
+    /// Whether combines join neighbouring runs of ranks with the lower ones on the left (I6), so that an associative
+    /// operation need not commute. True of schedules that do not reduce.
+    pub const fn keeps_rank_order(&self) -> bool {
+        !matches!(
+            self,
+            AnySchedule::RingAllReduce(_)
+                | AnySchedule::RingReduceScatter(_)
+                | AnySchedule::RingReduce(_)
+                | AnySchedule::HalvingReduceScatter(_)
+        )
+    }
+
+    /// The chunks that `rank` reads or writes at any time, including those only passing through: a rank needs memory
+    /// for these and no others. All chunks, except in a gather or scatter for ranks other than the root.
+    pub fn room(&self, rank: Rank) -> Span {
+        match self {
+            AnySchedule::TreeGather(s) => s.room(rank),
+            AnySchedule::TreeScatter(s) => s.room(rank),
+            AnySchedule::DirectGather(DirectGather { root, .. })
+            | AnySchedule::DirectScatter(DirectScatter { root, .. })
+                if *root != rank =>
+            {
+                Span::one(rank)
+            }
+            _ => Span::new(0, self.chunks()),
+        }
+    }
+}
