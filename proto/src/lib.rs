@@ -1,1 +1,23 @@
 //! The messages and gRPC services that Ringway speaks, and the code generated from them.
+//!
+//! The `.proto` files under `proto/` are the source; `src/generated` is made from them by
+//! `cargo run -p ringway-proto --example generate` and committed, so that a build needs no protobuf compiler. A
+//! test holds the two together.
+#![forbid(unsafe_code)]
+
+/// TensorFlow's coordination service, in all its revisions.
+#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
+#[rustfmt::skip]
+pub mod tensorflow {
+    include!("generated/tensorflow.rs");
+}
+
+/// Ringway's own services.
+pub mod ringway {
+    /// Session setup: groups and losses.
+    #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
+    #[rustfmt::skip]
+    pub mod v1 {
+        include!("generated/ringway.v1.rs");
+    }
+}

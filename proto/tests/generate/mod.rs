@@ -1,0 +1,18 @@
+//! How the code under `src/generated` is made from the `.proto` files. Used by the example that writes it and by
+//! the test that compares it.
+
+use std::error::Error;
+use std::path::Path;
+
+/// The files that are compiled, relative to `proto/proto`.
+const PROTO_FILES: [&str; 2] = ["tensorflow/coordination_service.proto", "ringway/v1/session_setup.proto"];
+
+/// Compiles the `.proto` files of this package and writes one Rust file per protobuf package into `out`.
+///
+/// protox reads the files in place of protoc, so that nothing has to be installed.
+pub(crate) fn generate(out: &Path) -> Result<(), Box<dyn Error>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto");
+    let descriptors = protox::compile(PROTO_FILES, [root])?;
+    tonic_prost_build::configure().out_dir(out).emit_rerun_if_changed(false).compile_fds(descriptors)?;
+    Ok(())
+}
