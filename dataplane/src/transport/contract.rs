@@ -13,10 +13,18 @@
 //! - **T6** When a peer is lost, all its pending operations complete with `PeerLost`, then `Event::Lost` comes once,
 //!   and later posts answer `Gone`. Other peers are not affected.
 //! - **T7** After `cancel`, the operation completes without waiting for the peer: as `Cancelled`, or as it had
-//!   already ended. A cancelled half of a match leaves the sequence in step: the other half is discarded.
+//!   already ended. The sequence stays in step: the other side's half of the match, posted before or after, is
+//!   discarded with it. A discarded receive completes as `Cancelled`; a discarded send as finished or `Cancelled`.
 //! - **T8** No call blocks, and none but `connect` and failure paths allocates once buffers have grown to their
 //!   working size.
 //! - **T9** Bytes from the network never cause a panic, nor memory growth beyond the named limits.
+//! - **T10** A wake is never lost: after `Waker::wake`, the sleep ends or the next `prepare_sleep` answers `false`,
+//!   once. Only `prepare_sleep` takes a wake, so that a caller that polls in between still learns of it.
+//! - **T11** A goodbye is heard after all that was sent before it. Then `Event::Left` comes once; sends, pending or
+//!   later, fail (`PeerLost` or `Gone`, with `CauseKind::Left`), and so does a receive unless its message had
+//!   arrived: that one is still delivered, whether it was posted before `Left` or after.
+//!
+//! A peer may send before this side has introduced it: what it sends waits, within the limits of T9, until then.
 
 use super::caps::Caps;
 use super::op::{Cause, Event, Note, Op, OpId, Peer, PostError, Tag};
@@ -158,5 +166,79 @@ impl Tag {
     /// From the wire form.
     pub fn from_u64(bits: u64) -> Tag {
         Tag { group: (bits >> 32) as u32, lane: bits as u32 }
+    }
+}
+
+impl<T: Transport + ?Sized> Transport for Box<T> {
+    fn caps(&self) -> Caps {
+        (**self).caps()
+    }
+
+    fn address(&self) -> Address {
+        (**self).address()
+    }
+
+    fn register(&mut self, region: &Region) -> Result<RegionKey, RegisterError> {
+        (**self).register(region)
+    }
+
+    fn deregister(&mut self, region: RegionId) {
+        (**self).deregister(region);
+    }
+
+    fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
+        (**self).connect(peer, to)
+    }
+
+    fn close(&mut self, peer: Peer, why: Cause) {
+        (**self).close(peer, why);
+    }
+
+    fn post(&mut self, id: OpId, op: Op) -> Result<(), (PostError, Op)> {
+        (**self).post(id, op)
+    }
+
+    fn cancel(&mut self, id: OpId) {
+        (**self).cancel(id);
+    }
+
+    fn note(&mut self, to: Peer, note: &Note) -> Result<(), PostError> {
+        (**self).note(to, note)
+    }
+
+    fn poll(&mut self, out: &mut Vec<Event>) -> bool {
+        (**self).poll(out)
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        (**self).prepare_sleep()
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).sleep_fd()
+    }
+
+    fn waker(&self) -> Waker {
+        (**self).waker()
+    }
+
+    fn next_timer_ms(&self) -> Option<u64> {
+        (**self).next_timer_ms()
+    }
+
+    fn retire(&mut self, group: u32) {
+        (**self).retire(group);
+    }
+
+    fn leave(&mut self, linger_ms: u64) {
+        (**self).leave(linger_ms);
+    }
+
+    fn why(&self, peer: Peer) -> Option<String> {
+        (**self).why(peer)
+    }
+
+    fn pending(&self, peer: Peer) -> (usize, usize) {
+        (**self).pending(peer)
     }
 }

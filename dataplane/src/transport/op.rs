@@ -190,7 +190,7 @@ pub enum OpError {
         /// The other side's length in bytes.
         their_bytes: u64,
     },
-    /// `cancel` was called.
+    /// `cancel` was called on this operation, or on the other side's half of the match.
     #[error("the operation was cancelled")]
     Cancelled,
 }
