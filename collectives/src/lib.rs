@@ -1,3 +1,4 @@
 //! Collective operations: pure schedules, the engine that runs them over any transport, and reduction kernels.
 
+pub mod reduce;
 pub mod schedule;
