@@ -46,7 +46,7 @@ pub(super) fn gather(n: u32, root: Rank, rank: Rank, index: u32) -> Option<Step>
     if rank != root {
         return (index == 0).then_some(Step::Send { to: root, span: Span::one(rank) });
     }
-    (index + 1 < n).then(|| {
+    (index < n - 1).then(|| {
         let from = (root + 1 + index) % n;
         Step::Recv { from, span: Span::one(from) }
     })
@@ -190,7 +190,7 @@ impl Schedule for DirectAllToAll {
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
         let n = self.ranks;
         let distance = index / 2 + 1;
-        if distance >= n {
+        if index / 2 >= n - 1 {
             return None;
         }
         Some(if index.is_multiple_of(2) {

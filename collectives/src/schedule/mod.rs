@@ -33,7 +33,10 @@ mod dissemination;
 mod doubling;
 mod halving;
 mod ring;
+pub mod simulate;
 mod step;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 pub use algorithm::{Algorithm, Collective, NameError};

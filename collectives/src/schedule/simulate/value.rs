@@ -1,0 +1,186 @@
+//! Fingerprints of data: what each chunk of each rank holds, and what it ought to hold at the end.
+
+#![forbid(unsafe_code)]
+
+use super::Fault;
+use crate::schedule::{Collective, Rank, Span};
+
+/// SplitMix64's finaliser (G. Steele, D. Lea, C. Flood 2014): a bijection that scatters its input.
+pub(crate) fn mix(x: u64) -> u64 {
+    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// What a chunk holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Value {
+    /// Sum of the contributions, modulo 2^64.
+    sum: u64,
+    /// Hash of the expression that made it.
+    expression: u64,
+    /// The run of ranks it covers, `first..past`; `first > past` once a combine has joined runs that do not touch.
+    first: Rank,
+    past: Rank,
+}
+
+impl Value {
+    fn of(seed: u64, rank: Rank, chunk: u32) -> Value {
+        let sum = mix(seed ^ mix(u64::from(rank) << 32 | u64::from(chunk)));
+        Value { sum, expression: sum, first: rank, past: rank + 1 }
+    }
+
+    /// What a rank holds before anything of use is in a chunk: different everywhere, equal to no contribution.
+    fn junk(seed: u64, rank: Rank, chunk: u32) -> Value {
+        Value::of(mix(seed), rank, chunk)
+    }
+
+    pub(super) fn combine(left: Value, right: Value) -> Value {
+        let touch = left.past == right.first && left.first < left.past && right.first < right.past;
+        let (first, past) = if touch { (left.first, right.past) } else { (1, 0) };
+        Value {
+            sum: left.sum.wrapping_add(right.sum),
+            expression: mix(left.expression.rotate_left(17) ^ mix(right.expression)),
+            first,
+            past,
+        }
+    }
+}
+
+/// The chunks that values are carried for, all or a sample, with their columns in memory.
+pub(super) struct Columns {
+    chunks: u32,
+    /// Sorted sample; `None` for all chunks.
+    sample: Option<Vec<u32>>,
+}
+
+impl Columns {
+    pub(super) fn new(chunks: u32, most: u32, seed: u64) -> Columns {
+        if chunks <= most {
+            return Columns { chunks, sample: None };
+        }
+        // The first and last chunk are where bounds go wrong; the rest is random.
+        let mut sample: Vec<u32> =
+            (2..most).map(|i| (mix(seed ^ u64::from(i)) % u64::from(chunks)) as u32).collect();
+        sample.extend([0, chunks - 1]);
+        sample.sort_unstable();
+        sample.dedup();
+        Columns { chunks, sample: Some(sample) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.sample.as_ref().map_or(self.chunks as usize, Vec::len)
+    }
+
+    pub(super) fn sampled(&self) -> bool {
+        self.sample.is_some()
+    }
+
+    pub(super) fn chunk(&self, column: usize) -> u32 {
+        self.sample.as_ref().map_or(column as u32, |sample| sample[column])
+    }
+
+    /// The columns of the chunks of `span`.
+    pub(super) fn of(&self, span: Span) -> std::ops::Range<usize> {
+        match &self.sample {
+            None => span.first as usize..span.end() as usize,
+            Some(sample) => {
+                sample.partition_point(|&c| c < span.first)..sample.partition_point(|&c| c < span.end())
+            }
+        }
+    }
+}
+
+/// What each chunk starts with and must end with.
+pub(super) struct Goal {
+    pub(super) collective: Collective,
+    pub(super) ranks: u32,
+    pub(super) root: Rank,
+    pub(super) seed: u64,
+    pub(super) rank_order: bool,
+}
+
+impl Goal {
+    fn own(&self, rank: Rank, chunk: u32) -> Value {
+        Value::of(self.seed, rank, chunk)
+    }
+
+    /// A value that is right nowhere.
+    pub(super) fn unknown(&self) -> Value {
+        Value::junk(self.seed, Rank::MAX - 1, u32::MAX)
+    }
+
+    pub(super) fn start(&self, rank: Rank, chunk: u32) -> Value {
+        let n = self.ranks;
+        let brings = match self.collective {
+            Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce | Collective::Barrier => {
+                true
+            }
+            Collective::Broadcast | Collective::Scatter => rank == self.root,
+            Collective::AllGather | Collective::Gather => rank == chunk,
+            // The engine's copy of a rank's block to itself has no place in the schedule.
+            Collective::AllToAll if chunk == n + rank => return self.own(rank, rank),
+            Collective::AllToAll => chunk < n,
+        };
+        if brings { self.own(rank, chunk) } else { Value::junk(self.seed, rank, chunk) }
+    }
+
+    /// Checks one column of memory; `held(rank)` is what the rank has in it.
+    pub(super) fn check(&self, chunk: u32, held: impl Fn(Rank) -> Value) -> Result<(), Fault> {
+        let n = self.ranks;
+        let all = 0..n;
+        match self.collective {
+            Collective::AllReduce => self.total(chunk, all, held),
+            Collective::ReduceScatter => self.total(chunk, chunk..chunk + 1, held),
+            Collective::Reduce => self.total(chunk, self.root..self.root + 1, held),
+            Collective::AllGather => self.equal(chunk, all, held, |_| self.own(chunk, chunk)),
+            Collective::Broadcast => self.equal(chunk, all, held, |_| self.own(self.root, chunk)),
+            Collective::Gather => {
+                self.equal(chunk, self.root..self.root + 1, held, |_| self.own(chunk, chunk))
+            }
+            Collective::Scatter => self.equal(chunk, chunk..chunk + 1, held, |_| self.own(self.root, chunk)),
+            Collective::AllToAll if chunk < n => self.equal(chunk, all, held, |rank| self.own(rank, chunk)),
+            Collective::AllToAll => self.equal(chunk, all, held, |rank| self.own(chunk - n, rank)),
+            // Nothing but the order of events matters.
+            Collective::Barrier => Ok(()),
+        }
+    }
+
+    fn equal(
+        &self,
+        chunk: u32,
+        mut ranks: std::ops::Range<Rank>,
+        held: impl Fn(Rank) -> Value,
+        wanted: impl Fn(Rank) -> Value,
+    ) -> Result<(), Fault> {
+        match ranks.find(|&rank| held(rank) != wanted(rank)) {
+            Some(rank) => Err(Fault::Wrong { rank, chunk }),
+            None => Ok(()),
+        }
+    }
+
+    fn total(
+        &self,
+        chunk: u32,
+        ranks: std::ops::Range<Rank>,
+        held: impl Fn(Rank) -> Value,
+    ) -> Result<(), Fault> {
+        let sum = (0..self.ranks).fold(0u64, |sum, rank| sum.wrapping_add(self.own(rank, chunk).sum));
+        let other = ranks.start;
+        let expression = held(other).expression;
+        for rank in ranks {
+            let value = held(rank);
+            if value.sum != sum {
+                return Err(Fault::Wrong { rank, chunk });
+            }
+            if value.expression != expression {
+                return Err(Fault::Disagree { rank, other, chunk });
+            }
+            if self.rank_order && (value.first, value.past) != (0, self.ranks) {
+                return Err(Fault::OutOfOrder { rank, chunk });
+            }
+        }
+        Ok(())
+    }
+}

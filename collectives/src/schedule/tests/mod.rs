@@ -1,0 +1,152 @@
+//! Every schedule, for every number of ranks to 130 and samples to 4,096, and schedules broken on purpose.
+
+mod broken;
+
+use super::simulate::{Check, Posting, verify};
+use super::*;
+
+/// Each schedule of `ranks` ranks, from the first, the last and a middle root where there is one.
+fn schedules(ranks: u32) -> Vec<(Collective, Algorithm, Rank, AnySchedule)> {
+    let mut found = Vec::new();
+    for collective in Collective::ALL {
+        let mut roots = if collective.is_rooted() { vec![0, ranks / 3, ranks - 1] } else { vec![0] };
+        roots.dedup();
+        for &algorithm in collective.algorithms() {
+            for &root in &roots {
+                if let Some(schedule) = AnySchedule::new(collective, algorithm, ranks, root) {
+                    found.push((collective, algorithm, root, schedule));
+                }
+            }
+        }
+    }
+    found
+}
+
+fn passes(ranks: u32, postings: &[Posting], sampled_chunks: u32, pick: impl Fn(&AnySchedule) -> bool) {
+    for (collective, algorithm, root, schedule) in schedules(ranks).into_iter().filter(|s| pick(&s.3)) {
+        for &posting in postings {
+            let seed = u64::from(ranks) << 32 | u64::from(root);
+            let rank_order = schedule.keeps_rank_order();
+            let check = Check { posting, seed, sampled_chunks, rank_order };
+            if let Err(fault) = verify(&schedule, collective, root, &check) {
+                panic!("{algorithm} {collective} of {ranks} ranks, root {root}, {check:?}: {fault}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_schedules_are_right_for_1_to_130_ranks_with_the_least_credit() {
+    for ranks in 1..=130 {
+        passes(ranks, &[Posting::STRICT], u32::MAX, |_| true);
+    }
+}
+
+#[test]
+fn all_schedules_are_right_for_1_to_130_ranks_with_wide_windows_and_buffers() {
+    for ranks in 1..=130 {
+        passes(ranks, &[Posting::WIDE, Posting::BUFFERED], u32::MAX, |_| true);
+    }
+}
+
+/// Whether the number of messages of the whole schedule grows with the square of the ranks.
+fn is_quadratic(schedule: &AnySchedule) -> bool {
+    schedule.steps(0).min(schedule.steps(1)) > 64
+}
+
+#[test]
+fn schedules_of_few_messages_are_right_at_samples_to_4096_ranks() {
+    for ranks in [131, 255, 256, 257, 511, 777, 1000, 1024, 1025, 2047, 3001, 4095, 4096] {
+        passes(ranks, &[Posting::STRICT], 32, |s| !is_quadratic(s));
+    }
+    passes(4093, &[Posting::WIDE, Posting::BUFFERED], 32, |s| !is_quadratic(s));
+}
+
+#[test]
+fn schedules_of_many_messages_are_right_at_samples_to_4096_ranks() {
+    for ranks in [191, 256, 509] {
+        passes(ranks, &[Posting::STRICT, Posting::WIDE], 64, is_quadratic);
+    }
+    passes(1024, &[Posting::STRICT], 64, is_quadratic);
+    passes(4096, &[Posting::STRICT], 16, |s| matches!(s, AnySchedule::RingReduceScatter(_)));
+    passes(1531, &[Posting::STRICT], 16, |s| matches!(s, AnySchedule::RingAllReduce(_)));
+}
+
+/// The steps of `rank` in order.
+fn program(schedule: &impl Schedule, rank: Rank) -> Vec<Step> {
+    (0..).map_while(|index| schedule.step(rank, index)).collect()
+}
+
+#[test]
+fn steps_counts_a_program_and_room_covers_it() {
+    for ranks in 1..=33 {
+        for (collective, algorithm, root, schedule) in schedules(ranks) {
+            for rank in 0..ranks {
+                let steps = program(&schedule, rank);
+                let place = format!("{algorithm} {collective} of {ranks} ranks, root {root}, rank {rank}");
+                assert_eq!(schedule.steps(rank) as usize, steps.len(), "{place}");
+                let room = schedule.room(rank);
+                assert!(room.end() <= schedule.chunks(), "{place}");
+                for step in steps {
+                    let span = step.span();
+                    assert!(span.first >= room.first && span.end() <= room.end(), "{place}: {step}, {room}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_listed_algorithm_exists_at_powers_of_two_and_no_other_does() {
+    for collective in Collective::ALL {
+        for algorithm in Algorithm::ALL {
+            let listed = collective.algorithms().contains(&algorithm);
+            assert_eq!(
+                AnySchedule::new(collective, algorithm, 8, 3).is_some(),
+                listed,
+                "{algorithm} {collective}"
+            );
+            let fits = listed
+                && !(algorithm == Algorithm::Halving && collective == Collective::ReduceScatter)
+                && !(algorithm == Algorithm::Doubling && collective == Collective::AllGather);
+            assert_eq!(
+                AnySchedule::new(collective, algorithm, 6, 3).is_some(),
+                fits,
+                "{algorithm} {collective}"
+            );
+            assert_eq!(AnySchedule::new(collective, algorithm, 0, 0), None);
+            assert_eq!(AnySchedule::new(collective, algorithm, MAX_RANKS + 1, 0), None);
+            assert!(!collective.is_rooted() || AnySchedule::new(collective, algorithm, 8, 8).is_none());
+        }
+    }
+}
+
+#[test]
+fn two_ranks_all_reduce_by_exchanging_halves() {
+    let (send, reduce) =
+        (|chunk| Step::Send { to: 1, span: Span::one(chunk) }, Step::Reduce { from: 1, span: Span::one(0) });
+    let receive = Step::Recv { from: 1, span: Span::one(1) };
+    for algorithm in [Algorithm::Ring, Algorithm::Halving, Algorithm::Direct] {
+        let schedule = AnySchedule::new(Collective::AllReduce, algorithm, 2, 0).unwrap();
+        assert_eq!(schedule.chunks(), 2);
+        assert_eq!(program(&schedule, 0), [send(1), reduce, send(0), receive], "{algorithm}");
+    }
+}
+
+#[test]
+fn the_largest_groups_have_no_overflow() {
+    for (collective, algorithm, root, schedule) in schedules(MAX_RANKS) {
+        for rank in [0, 1, root, MAX_RANKS / 2, MAX_RANKS - 1] {
+            let steps = schedule.steps(rank);
+            assert!(schedule.step(rank, steps).is_none(), "{algorithm} {collective} rank {rank}");
+            assert!(schedule.step(rank, u32::MAX).is_none(), "{algorithm} {collective} rank {rank}");
+            for index in [0, steps / 3, steps / 2, steps.saturating_sub(1)].into_iter().filter(|&i| i < steps)
+            {
+                let step = schedule.step(rank, index).unwrap();
+                assert!(
+                    step.span().end() <= schedule.chunks() && step.peer() < MAX_RANKS && step.peer() != rank
+                );
+            }
+        }
+    }
+}
