@@ -1,0 +1,496 @@
+//! Settings: every `RINGWAY_*` variable, read once at start into one typed [`Settings`].
+//!
+//! [`table::TABLE`] declares them; [`value`] reads single values. The environment is read here
+//! ([`Settings::from_env`]) and in [`launch`](crate::launch), nowhere else in the project.
+//!
+//! - I1: a `RINGWAY_*` variable that no row declares is refused, so that a slip in a name is never a setting
+//!   silently not taken.
+//! - I2: every problem is reported, not only the first.
+//! - I3: a default is read by the same code as a given value, so none can be outside of its own range.
+#![forbid(unsafe_code)]
+
+pub mod table;
+mod value;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use table::{Kind, Setting, TABLE};
+use value::Value;
+pub use value::{CongestionControl, CoordinatorBy, Family, HostPort, IoDriver, NameList, Pin, Secret};
+
+/// What the name of every setting begins with.
+pub const PREFIX: &str = "RINGWAY_";
+
+/// All settings, typed. `None` means "not given, found out by other means"; each field's meaning, range and
+/// default is its row in [`TABLE`].
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `RINGWAY_RANK`.
+    pub rank: Option<u32>,
+    /// `RINGWAY_WORLD_SIZE`.
+    pub world_size: Option<u32>,
+    /// `RINGWAY_LOCAL_RANK`.
+    pub local_rank: Option<u32>,
+    /// `RINGWAY_LOCAL_SIZE`.
+    pub local_size: Option<u32>,
+    /// `RINGWAY_COORDINATOR`.
+    pub coordinator: Option<HostPort>,
+    /// `RINGWAY_COORDINATOR_BY`.
+    pub coordinator_by: CoordinatorBy,
+    /// `RINGWAY_JOB_ID`.
+    pub job_id: Option<String>,
+    /// `RINGWAY_JOB_SECRET`.
+    pub job_secret: Option<Secret>,
+    /// `RINGWAY_SOCKET_IFNAME`: a list in NCCL's grammar, already checked.
+    pub socket_ifname: Option<String>,
+    /// `RINGWAY_SOCKET_FAMILY`.
+    pub socket_family: Option<Family>,
+    /// `RINGWAY_NET`.
+    pub net: NameList,
+    /// `RINGWAY_IO_DRIVER`.
+    pub io_driver: IoDriver,
+    /// `RINGWAY_CONGESTION_CONTROL`.
+    pub congestion_control: CongestionControl,
+    /// `RINGWAY_ALGO`.
+    pub algo: NameList,
+    /// `RINGWAY_EAGER_BYTES`; `None` leaves it to the transport.
+    pub eager_bytes: Option<u64>,
+    /// `RINGWAY_SLICE_BYTES`; `None` leaves it to the engine.
+    pub slice_bytes: Option<u64>,
+    /// `RINGWAY_SLICES_IN_FLIGHT`; `None` leaves it to the engine.
+    pub slices_in_flight: Option<u32>,
+    /// `RINGWAY_CHECK`.
+    pub check: bool,
+    /// `RINGWAY_SPIN_US`; `None` lets the rank find out.
+    pub spin: Option<Duration>,
+    /// `RINGWAY_PIN`.
+    pub pin: Pin,
+    /// `RINGWAY_HUGE_PAGES`: whether to ask for them.
+    pub huge_pages: bool,
+    /// `RINGWAY_HEARTBEAT_TIMEOUT_MS`.
+    pub heartbeat_timeout: Duration,
+    /// `RINGWAY_CONNECT_TIMEOUT_MS`.
+    pub connect_timeout: Duration,
+    /// `RINGWAY_JOIN_TIMEOUT_MS`.
+    pub join_timeout: Duration,
+    /// `RINGWAY_LOG`.
+    pub log: String,
+    /// What the environment gave, as text, secrets masked.
+    given: BTreeMap<&'static str, String>,
+}
+
+/// One row of the effective settings, for `ringway doctor`.
+#[derive(Clone, Debug)]
+pub struct Effective {
+    /// The setting.
+    pub setting: &'static Setting,
+    /// Its value as text; a secret is masked; `None` when it is neither given nor has a default.
+    pub value: Option<String>,
+    /// Whether the environment gave it.
+    pub given: bool,
+}
+
+/// What is wrong with the settings: one or more problems, each on its own line of the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettingsError {
+    /// At least one problem, in the order of the variables' names.
+    pub problems: Vec<Problem>,
+}
+
+impl std::fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (i, problem) in self.problems.iter().enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for SettingsError {}
+
+/// One thing wrong with the settings.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// No such setting.
+    #[error("{name} is no setting of ringway; {}", unknown_advice(name, *nearest))]
+    Unknown {
+        /// The variable as given.
+        name: String,
+        /// The setting that was probably meant.
+        nearest: Option<&'static str>,
+    },
+    /// The value is of the wrong type or out of range.
+    #[error("{name}={given} is not allowed: give {allowed}")]
+    Invalid {
+        /// The setting.
+        name: &'static str,
+        /// What was given, shortened, or `(hidden)` for a secret.
+        given: String,
+        /// What is allowed, in words.
+        allowed: String,
+    },
+    /// The value is not text.
+    #[error("{name} is not valid UTF-8: give plain text")]
+    NotText {
+        /// The variable, with what is not text replaced.
+        name: String,
+    },
+}
+
+fn unknown_advice(name: &str, nearest: Option<&'static str>) -> String {
+    match nearest {
+        Some(nearest) => format!("did you mean {nearest}?"),
+        None => format!("unset {name}; `ringway doctor --settings` lists them all"),
+    }
+}
+
+impl Settings {
+    /// Reads the settings from this process's environment.
+    ///
+    /// # Errors
+    /// Every unknown `RINGWAY_*` name and every value that its setting does not allow.
+    pub fn from_env() -> Result<Self, SettingsError> {
+        Self::from_os_pairs(std::env::vars_os())
+    }
+
+    /// Reads the settings from name and value pairs; names that do not begin with `RINGWAY_` are passed over.
+    ///
+    /// # Errors
+    /// As [`Settings::from_env`].
+    pub fn from_pairs<N, V>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Self, SettingsError>
+    where
+        N: Into<OsString>,
+        V: Into<OsString>,
+    {
+        Self::from_os_pairs(pairs.into_iter().map(|(name, value)| (name.into(), value.into())))
+    }
+
+    fn from_os_pairs(pairs: impl Iterator<Item = (OsString, OsString)>) -> Result<Self, SettingsError> {
+        let mut given = BTreeMap::new();
+        let mut problems = Vec::new();
+        for (name, value) in pairs {
+            if !name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
+                continue;
+            }
+            match check(&name, &value) {
+                Ok((setting, text)) => drop(given.insert(setting.name, text)),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        if problems.is_empty() {
+            return Ok(Self::typed(given));
+        }
+        problems.sort_by_cached_key(ToString::to_string);
+        Err(SettingsError { problems })
+    }
+
+    /// The settings in force, in the table's order, with where each came from.
+    pub fn effective(&self) -> impl Iterator<Item = Effective> + '_ {
+        TABLE.iter().map(|setting| {
+            let given = self.given.get(setting.name);
+            let value = given.cloned().or(setting.default.map(str::to_owned));
+            Effective { setting, value, given: given.is_some() }
+        })
+    }
+
+    /// Builds the typed form from texts that [`check`] has passed (I3: defaults go through the same reader).
+    fn typed(given: BTreeMap<&'static str, String>) -> Self {
+        let values = Values { given: &given };
+        let masked = given.iter().map(|(name, text)| (*name, masked(name, text))).collect();
+        Settings {
+            rank: values.count("RINGWAY_RANK"),
+            world_size: values.count("RINGWAY_WORLD_SIZE"),
+            local_rank: values.count("RINGWAY_LOCAL_RANK"),
+            local_size: values.count("RINGWAY_LOCAL_SIZE"),
+            coordinator: values.address("RINGWAY_COORDINATOR"),
+            coordinator_by: match values.word("RINGWAY_COORDINATOR_BY") {
+                Some("outside") => CoordinatorBy::Outside,
+                _ => CoordinatorBy::Rank0,
+            },
+            job_id: values.text("RINGWAY_JOB_ID"),
+            job_secret: values.text("RINGWAY_JOB_SECRET").map(Secret::new),
+            socket_ifname: values.text("RINGWAY_SOCKET_IFNAME"),
+            socket_family: values.word("RINGWAY_SOCKET_FAMILY").map(|word| match word {
+                "AF_INET6" => Family::V6,
+                _ => Family::V4,
+            }),
+            net: values.names("RINGWAY_NET"),
+            io_driver: match values.word("RINGWAY_IO_DRIVER") {
+                Some("uring") => IoDriver::Uring,
+                Some("epoll") => IoDriver::Epoll,
+                _ => IoDriver::Auto,
+            },
+            congestion_control: match values.text("RINGWAY_CONGESTION_CONTROL").as_deref() {
+                None | Some("auto") => CongestionControl::Auto,
+                Some("system") => CongestionControl::System,
+                Some(name) => CongestionControl::Named(name.to_owned()),
+            },
+            algo: values.names("RINGWAY_ALGO"),
+            eager_bytes: values.number("RINGWAY_EAGER_BYTES"),
+            slice_bytes: values.number("RINGWAY_SLICE_BYTES"),
+            slices_in_flight: values.count("RINGWAY_SLICES_IN_FLIGHT"),
+            check: values.switch("RINGWAY_CHECK"),
+            spin: values.number("RINGWAY_SPIN_US").map(Duration::from_micros),
+            pin: values.pin("RINGWAY_PIN"),
+            huge_pages: values.word("RINGWAY_HUGE_PAGES") != Some("off"),
+            heartbeat_timeout: values.millis("RINGWAY_HEARTBEAT_TIMEOUT_MS"),
+            connect_timeout: values.millis("RINGWAY_CONNECT_TIMEOUT_MS"),
+            join_timeout: values.millis("RINGWAY_JOIN_TIMEOUT_MS"),
+            log: values.text("RINGWAY_LOG").unwrap_or_default(),
+            given: masked,
+        }
+    }
+}
+
+impl Default for Settings {
+    /// Every setting at its default, nothing given.
+    fn default() -> Self {
+        Self::typed(BTreeMap::new())
+    }
+}
+
+/// Checks one variable against the table.
+fn check(name: &OsString, value: &OsString) -> Result<(&'static Setting, String), Problem> {
+    let not_text = || Problem::NotText { name: name.to_string_lossy().into_owned() };
+    let name = name.to_str().ok_or_else(not_text)?;
+    let setting = table::find(name).ok_or_else(|| Problem::Unknown {
+        name: name.to_owned(),
+        nearest: table::nearest(name).map(|setting| setting.name),
+    })?;
+    let text = value.to_str().ok_or_else(not_text)?.trim();
+    match value::read(&setting.kind, text, setting.unit == "bytes") {
+        Some(_) => Ok((setting, text.to_owned())),
+        None => Err(Problem::Invalid {
+            name: setting.name,
+            given: shown(setting, text),
+            allowed: setting.kind.allowed(setting.unit),
+        }),
+    }
+}
+
+/// A given value as it may be kept for display.
+fn masked(name: &str, text: &str) -> String {
+    match table::find(name) {
+        Some(Setting { kind: Kind::Secret, .. }) => "(hidden)".to_owned(),
+        _ => text.to_owned(),
+    }
+}
+
+/// A given value as an error shows it.
+fn shown(setting: &Setting, text: &str) -> String {
+    /// Characters of a wrong value that an error repeats.
+    const SHOWN_CHARS: usize = 80;
+    match (setting.kind, text) {
+        (_, "") => "(empty)".to_owned(),
+        (Kind::Secret, _) => "(hidden)".to_owned(),
+        _ if text.chars().count() > SHOWN_CHARS => {
+            text.chars().take(SHOWN_CHARS).chain("...".chars()).collect()
+        }
+        _ => text.to_owned(),
+    }
+}
+
+/// Reads typed values out of checked texts and the table's defaults.
+struct Values<'a> {
+    given: &'a BTreeMap<&'static str, String>,
+}
+
+impl Values<'_> {
+    /// The value in force: given, else the default, else `None`.
+    ///
+    /// # Panics
+    /// When a default is not allowed by its own row or a field names no row: a mistake in this module, which any
+    /// use of it shows at once.
+    fn value(&self, name: &str) -> Option<Value> {
+        let setting = table::find(name).expect("a field of Settings has a row in the table");
+        let text = self.given.get(name).map(String::as_str).or(setting.default)?;
+        let value = value::read(&setting.kind, text, setting.unit == "bytes");
+        Some(value.expect("given texts are checked, and defaults are within their own ranges"))
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        match self.value(name)? {
+            Value::Text(text) => Some(text),
+            other => mismatch(name, &other),
+        }
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        match self.value(name)? {
+            Value::Auto => None,
+            Value::Number(number) => Some(number),
+            other => mismatch(name, &other),
+        }
+    }
+
+    fn count(&self, name: &str) -> Option<u32> {
+        self.number(name).map(|number| u32::try_from(number).expect("ranges of counts end below 2^32"))
+    }
+
+    fn millis(&self, name: &str) -> Duration {
+        Duration::from_millis(self.number(name).expect("every time limit has a default"))
+    }
+
+    fn switch(&self, name: &str) -> bool {
+        match self.value(name) {
+            Some(Value::Switch(on)) => on,
+            other => mismatch(name, &other),
+        }
+    }
+
+    fn word(&self, name: &str) -> Option<&'static str> {
+        match self.value(name)? {
+            Value::Word(word) => Some(word),
+            other => mismatch(name, &other),
+        }
+    }
+
+    fn names(&self, name: &str) -> NameList {
+        match self.value(name) {
+            Some(Value::Names(names)) => names,
+            other => mismatch(name, &other),
+        }
+    }
+
+    fn address(&self, name: &str) -> Option<HostPort> {
+        match self.value(name)? {
+            Value::Address(address) => Some(address),
+            other => mismatch(name, &other),
+        }
+    }
+
+    fn pin(&self, name: &str) -> Pin {
+        match self.value(name) {
+            Some(Value::Pin(pin)) => pin,
+            other => mismatch(name, &other),
+        }
+    }
+}
+
+fn mismatch<T>(name: &str, value: &dyn std::fmt::Debug) -> T {
+    unreachable!("{name}: the typed field and the table's kind differ: {value:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(pairs: &[(&str, &str)]) -> Vec<String> {
+        Settings::from_pairs(pairs.iter().copied())
+            .unwrap_err()
+            .problems
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_table() {
+        let settings = Settings::default();
+        assert_eq!(settings.heartbeat_timeout, Duration::from_secs(10));
+        assert_eq!(settings.slice_bytes, None);
+        assert_eq!(settings.net, NameList::Auto);
+        assert_eq!(settings.coordinator_by, CoordinatorBy::Rank0);
+        assert!(settings.check && settings.huge_pages);
+        assert_eq!(settings.log, "warn");
+        assert!(settings.effective().all(|row| !row.given));
+        assert_eq!(settings.effective().count(), TABLE.len());
+    }
+
+    #[test]
+    fn given_values_are_typed() {
+        let settings = Settings::from_pairs([
+            ("RINGWAY_RANK", "3"),
+            ("RINGWAY_COORDINATOR", "[::1]:29400"),
+            ("RINGWAY_COORDINATOR_BY", "outside"),
+            ("RINGWAY_SLICE_BYTES", "512K"),
+            ("RINGWAY_SPIN_US", "0"),
+            ("RINGWAY_ALGO", "^ring"),
+            ("RINGWAY_NET", "epoll"),
+            ("RINGWAY_IO_DRIVER", "uring"),
+            ("RINGWAY_CONGESTION_CONTROL", "reno"),
+            ("RINGWAY_CHECK", "0"),
+            ("RINGWAY_PIN", "0-1"),
+            ("RINGWAY_SOCKET_FAMILY", "AF_INET6"),
+            ("RINGWAY_SOCKET_IFNAME", "^docker,lo"),
+            ("RINGWAY_HUGE_PAGES", "off"),
+            ("RINGWAY_JOB_SECRET", "hunter2"),
+            ("RINGWAY_HEARTBEAT_TIMEOUT_MS", " 500 "),
+            ("PATH", "/bin"),
+        ])
+        .unwrap();
+        assert_eq!(settings.rank, Some(3));
+        assert_eq!(settings.coordinator.as_ref().unwrap().to_string(), "[::1]:29400");
+        assert_eq!(settings.coordinator_by, CoordinatorBy::Outside);
+        assert_eq!(settings.slice_bytes, Some(512 << 10));
+        assert_eq!(settings.spin, Some(Duration::ZERO));
+        assert!(!settings.algo.permits("ring") && settings.algo.permits("tree"));
+        assert!(settings.net.permits("epoll") && !settings.net.permits("uring"));
+        assert_eq!(settings.io_driver, IoDriver::Uring);
+        assert_eq!(settings.congestion_control, CongestionControl::Named("reno".into()));
+        assert!(!settings.check && !settings.huge_pages);
+        assert_eq!(settings.pin, Pin::Cpus(vec![0, 1]));
+        assert_eq!(settings.socket_family, Some(Family::V6));
+        assert_eq!(settings.heartbeat_timeout, Duration::from_millis(500));
+        let shown = format!("{settings:?}{:?}", settings.effective().collect::<Vec<_>>());
+        assert!(!settings.given.is_empty() && settings.job_secret.as_ref().unwrap().reveal() == "hunter2");
+        assert!(!shown.contains("hunter2"), "a secret must not print: {shown}");
+    }
+
+    /// I1 and I2.
+    #[test]
+    fn unknown_and_wrong_are_all_reported() {
+        let found = problems(&[
+            ("RINGWAY_SOCKET_IFNAMES", "eth0"),
+            ("RINGWAY_ZEBRA_CROSSING", "1"),
+            ("RINGWAY_SLICE_BYTES", "64"),
+            ("RINGWAY_SPIN_US", "soon"),
+            ("RINGWAY_ALGO", "rings"),
+            ("RINGWAY_JOB_ID", ""),
+        ]);
+        assert_eq!(
+            found,
+            [
+                "RINGWAY_ALGO=rings is not allowed: give auto, or a list out of ring, tree, doubling, halving, \
+                 direct separated by commas (best first), or ^ and a list to leave out",
+                "RINGWAY_JOB_ID=(empty) is not allowed: give any text that is not empty",
+                "RINGWAY_SLICE_BYTES=64 is not allowed: give auto, or a whole number from 4096 to 1073741824 bytes \
+                 (K, M and G mean powers of 1024)",
+                "RINGWAY_SOCKET_IFNAMES is no setting of ringway; did you mean RINGWAY_SOCKET_IFNAME?",
+                "RINGWAY_SPIN_US=soon is not allowed: give auto, or a whole number from 0 to 1000000 us",
+                "RINGWAY_ZEBRA_CROSSING is no setting of ringway; unset RINGWAY_ZEBRA_CROSSING; \
+                 `ringway doctor --settings` lists them all",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_shortened() {
+        let found = problems(&[("RINGWAY_RANK", &"9".repeat(5000))]);
+        assert!(found[0].len() < 200, "{found:?}");
+    }
+
+    #[test]
+    fn values_that_are_not_text_are_refused() {
+        use std::os::unix::ffi::OsStringExt;
+        let bad = OsString::from_vec(vec![0xff, 0xfe]);
+        let error = Settings::from_pairs([("RINGWAY_LOG", bad)]).unwrap_err();
+        assert_eq!(error.problems, [Problem::NotText { name: "RINGWAY_LOG".into() }]);
+    }
+
+    /// I3, and that every row is read by a field of its own kind: a value of each kind passes through.
+    #[test]
+    fn every_row_reads_its_default() {
+        for setting in TABLE {
+            if let Some(default) = setting.default {
+                let read = Settings::from_pairs([(setting.name, default)]);
+                assert!(read.is_ok(), "{}: {}", setting.name, read.unwrap_err());
+            }
+        }
+    }
+}

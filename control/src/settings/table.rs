@@ -1,0 +1,362 @@
+//! The one table of settings: every `RINGWAY_*` variable with its type, default, unit, allowed range and meaning.
+//!
+//! To add a setting, add a row here and a field to [`Settings`](super::Settings) that reads it. Everything
+//! else (the check for unknown names, the error texts, `ringway doctor`) follows from the row.
+
+/// One setting: a row of [`TABLE`].
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// The variable's whole name, `RINGWAY_...`.
+    pub name: &'static str,
+    /// What may be given, with its range.
+    pub kind: Kind,
+    /// The value taken when the variable is unset, as it would be written; `None` where unset means
+    /// "not given", because something else (a launcher, the transport) knows it.
+    pub default: Option<&'static str>,
+    /// The unit of a number, empty for everything else.
+    pub unit: &'static str,
+    /// What it does, in one or two sentences.
+    pub doc: &'static str,
+}
+
+/// What a setting may be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text that is not empty.
+    Text,
+    /// Any text that is not empty, never printed.
+    Secret,
+    /// A whole number from `min` to `max`, both allowed. Bytes may end in K, M or G (powers of 1024).
+    Number {
+        /// Smallest allowed number.
+        min: u64,
+        /// Largest allowed number.
+        max: u64,
+    },
+    /// `auto`, or a number as in [`Kind::Number`].
+    AutoOrNumber {
+        /// Smallest allowed number.
+        min: u64,
+        /// Largest allowed number.
+        max: u64,
+    },
+    /// `on` or `off` (also 1 and 0, true and false, yes and no).
+    Switch,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// `auto`; or some of these words, best first, separated by commas; or `^` and the words to leave out.
+    SomeOf(&'static [&'static str]),
+    /// Interface-name prefixes separated by commas; `=` before the list asks for whole names, `^` leaves them out.
+    Interfaces,
+    /// `host:port`, an IPv6 address in brackets.
+    HostPort,
+    /// `auto`, `off`, or processor numbers such as `0-3,8`.
+    Cpus,
+}
+
+impl Kind {
+    /// The allowed values in words, for error messages and for `ringway doctor`.
+    pub fn allowed(&self, unit: &str) -> String {
+        match self {
+            Kind::Text | Kind::Secret => "any text that is not empty".to_owned(),
+            Kind::Number { min, max } => number_range(*min, *max, unit),
+            Kind::AutoOrNumber { min, max } => format!("auto, or {}", number_range(*min, *max, unit)),
+            Kind::Switch => "on or off".to_owned(),
+            Kind::OneOf(words) => words.join(", "),
+            Kind::SomeOf(words) => format!(
+                "auto, or a list out of {} separated by commas (best first), or ^ and a list to leave out",
+                words.join(", ")
+            ),
+            Kind::Interfaces => "a list of interface-name prefixes separated by commas: eth,ib takes those, \
+                =eth0 exactly that one, ^docker all but those, ^=eth3 all but exactly that one"
+                .to_owned(),
+            Kind::HostPort => "host:port with a port from 1 to 65535, an IPv6 address in brackets as in \
+                [fd00::1]:29400"
+                .to_owned(),
+            Kind::Cpus => "auto, off, or a list of processor numbers such as 0-3,8".to_owned(),
+        }
+    }
+}
+
+fn number_range(min: u64, max: u64, unit: &str) -> String {
+    let suffix = if unit == "bytes" { " (K, M and G mean powers of 1024)" } else { "" };
+    let space = if unit.is_empty() { "" } else { " " };
+    format!("a whole number from {min} to {max}{space}{unit}{suffix}")
+}
+
+/// The largest world: a rank fits 20 bits with room to spare in every wire header.
+pub const MAX_WORLD_SIZE: u64 = 1 << 20;
+
+/// One day in milliseconds: the longest wait that any setting may ask for.
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+const fn row(
+    name: &'static str,
+    kind: Kind,
+    default: Option<&'static str>,
+    unit: &'static str,
+    doc: &'static str,
+) -> Setting {
+    Setting { name, kind, default, unit, doc }
+}
+
+/// Every setting, in the order in which `ringway doctor` shows them.
+pub const TABLE: &[Setting] = &[
+    // Who this process is. A launcher sets these, or its own variables are read instead.
+    row(
+        "RINGWAY_RANK",
+        Kind::Number { min: 0, max: MAX_WORLD_SIZE - 1 },
+        None,
+        "",
+        "This process's rank. Unset, it is taken from the launcher's own variables.",
+    ),
+    row(
+        "RINGWAY_WORLD_SIZE",
+        Kind::Number { min: 1, max: MAX_WORLD_SIZE },
+        None,
+        "",
+        "The number of ranks in the job.",
+    ),
+    row(
+        "RINGWAY_LOCAL_RANK",
+        Kind::Number { min: 0, max: MAX_WORLD_SIZE - 1 },
+        None,
+        "",
+        "This process's number among the ranks of its host. Unset, the ranks of a host agree on it when they join.",
+    ),
+    row(
+        "RINGWAY_LOCAL_SIZE",
+        Kind::Number { min: 1, max: MAX_WORLD_SIZE },
+        None,
+        "",
+        "The number of ranks on this host.",
+    ),
+    row(
+        "RINGWAY_COORDINATOR",
+        Kind::HostPort,
+        None,
+        "",
+        "Where the coordination service listens: an address that every rank can reach.",
+    ),
+    row(
+        "RINGWAY_COORDINATOR_BY",
+        Kind::OneOf(&["rank0", "outside"]),
+        Some("rank0"),
+        "",
+        "Who runs the coordination service: rank 0 inside its own process, or something outside of the ranks \
+         (ringway run, ringway serve).",
+    ),
+    row(
+        "RINGWAY_JOB_ID",
+        Kind::Text,
+        None,
+        "",
+        "Names the job. Ranks with different names refuse to join each other.",
+    ),
+    row(
+        "RINGWAY_JOB_SECRET",
+        Kind::Secret,
+        None,
+        "",
+        "A secret that all ranks share. Connections that do not prove it are refused.",
+    ),
+    // Which network, and how it is driven.
+    row(
+        "RINGWAY_SOCKET_IFNAME",
+        Kind::Interfaces,
+        None,
+        "",
+        "Which network interfaces carry tensors. Unset, a real interface that reaches the peer is preferred to \
+         loopback, docker and bridges.",
+    ),
+    row(
+        "RINGWAY_SOCKET_FAMILY",
+        Kind::OneOf(&["AF_INET", "AF_INET6"]),
+        None,
+        "",
+        "Use only IPv4 or only IPv6 addresses. Unset, either.",
+    ),
+    row(
+        "RINGWAY_NET",
+        Kind::SomeOf(&["tcp", "uring", "epoll"]),
+        Some("auto"),
+        "",
+        "Which transports may be used; tcp stands for both of its drivers. With a list, a peer that none of them \
+         reaches is an error.",
+    ),
+    row(
+        "RINGWAY_IO_DRIVER",
+        Kind::OneOf(&["auto", "uring", "epoll"]),
+        Some("auto"),
+        "",
+        "How sockets are driven: auto takes io_uring where the kernel allows it and epoll elsewhere; uring fails \
+         where it is not allowed.",
+    ),
+    row(
+        "RINGWAY_CONGESTION_CONTROL",
+        Kind::Text,
+        Some("auto"),
+        "",
+        "TCP congestion control of data connections: auto picks one fit for loopback between ranks of one host \
+         and leaves the system's choice elsewhere, system never changes it, any other word is the kernel's name \
+         of one (reno, cubic, bbr).",
+    ),
+    // How collectives are cut up and sent.
+    row(
+        "RINGWAY_ALGO",
+        Kind::SomeOf(&["ring", "tree", "doubling", "halving", "direct"]),
+        Some("auto"),
+        "",
+        "Which algorithms collectives may use. auto prices all of them for the size and the machines at hand.",
+    ),
+    row(
+        "RINGWAY_EAGER_BYTES",
+        Kind::AutoOrNumber { min: 0, max: 1 << 30 },
+        Some("auto"),
+        "bytes",
+        "Messages up to this size are sent before the receiver has posted its buffer; 0 sends none so.",
+    ),
+    row(
+        "RINGWAY_SLICE_BYTES",
+        Kind::AutoOrNumber { min: 4096, max: 1 << 30 },
+        Some("auto"),
+        "bytes",
+        "Large collectives are cut into slices of this size, so that reduction and wire time overlap.",
+    ),
+    row(
+        "RINGWAY_SLICES_IN_FLIGHT",
+        Kind::AutoOrNumber { min: 1, max: 64 },
+        Some("auto"),
+        "",
+        "How many slices of one collective are under way at once.",
+    ),
+    row(
+        "RINGWAY_CHECK",
+        Kind::Switch,
+        Some("on"),
+        "",
+        "Compare operation, type, count, reduction and order of every call between ranks, so that mismatched \
+         calls are errors. It costs no round trip.",
+    ),
+    // How this process uses its machine.
+    row(
+        "RINGWAY_SPIN_US",
+        Kind::AutoOrNumber { min: 0, max: 1_000_000 },
+        Some("auto"),
+        "us",
+        "How long a waiting rank polls before it sleeps. auto is short where the ranks of a host outnumber its \
+         cores.",
+    ),
+    row(
+        "RINGWAY_PIN",
+        Kind::Cpus,
+        Some("auto"),
+        "",
+        "Which processors this rank's threads run on: auto spreads local ranks over the machine, off leaves it to \
+         the system.",
+    ),
+    row(
+        "RINGWAY_HUGE_PAGES",
+        Kind::OneOf(&["auto", "off"]),
+        Some("auto"),
+        "",
+        "Ask for huge pages for tensor memory where the system allows them.",
+    ),
+    // How long to wait.
+    row(
+        "RINGWAY_HEARTBEAT_TIMEOUT_MS",
+        Kind::Number { min: 100, max: DAY_MS },
+        Some("10000"),
+        "ms",
+        "A rank that is not heard of for this long is declared dead.",
+    ),
+    row(
+        "RINGWAY_CONNECT_TIMEOUT_MS",
+        Kind::Number { min: 10, max: DAY_MS },
+        Some("30000"),
+        "ms",
+        "How long a rank keeps trying to reach the coordination service or a peer.",
+    ),
+    row(
+        "RINGWAY_JOIN_TIMEOUT_MS",
+        Kind::Number { min: 10, max: DAY_MS },
+        Some("120000"),
+        "ms",
+        "How long a rank that has reached the coordination service waits for the others to join.",
+    ),
+    // What it says.
+    row(
+        "RINGWAY_LOG",
+        Kind::Text,
+        Some("warn"),
+        "",
+        "What is logged to standard error, as a filter: warn, debug, ringway_dataplane=trace,info.",
+    ),
+];
+
+/// The row of `name`, if there is such a setting.
+pub fn find(name: &str) -> Option<&'static Setting> {
+    TABLE.iter().find(|setting| setting.name == name)
+}
+
+/// The setting whose name is nearest to `name`, if one is near enough to have been meant: at most a third of the
+/// letters differ.
+pub fn nearest(name: &str) -> Option<&'static Setting> {
+    let prefix = super::PREFIX.len();
+    let near = |other: &str| edit_distance(&name[prefix.min(name.len())..], &other[prefix..]);
+    let best = TABLE.iter().min_by_key(|setting| near(setting.name))?;
+    (near(best.name) * 3 <= best.name.len() - prefix + 2).then_some(best)
+}
+
+/// Levenshtein distance in bytes; setting names are ASCII.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let substituted = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_prefixed_and_documented() {
+        for (i, setting) in TABLE.iter().enumerate() {
+            assert!(setting.name.starts_with(super::super::PREFIX), "{}", setting.name);
+            assert!(setting.doc.ends_with('.'), "{}: the doc is not a sentence", setting.name);
+            assert!(!TABLE[..i].iter().any(|other| other.name == setting.name), "{} twice", setting.name);
+            if let Some(unit) = setting.name.strip_prefix("RINGWAY_").and_then(|n| n.rsplit('_').next()) {
+                let expected = match unit {
+                    "BYTES" => "bytes",
+                    "MS" => "ms",
+                    "US" => "us",
+                    _ => "",
+                };
+                assert_eq!(setting.unit, expected, "{}: the unit is last in the name", setting.name);
+            }
+        }
+    }
+
+    #[test]
+    fn nearest_finds_slips_and_not_strangers() {
+        assert_eq!(nearest("RINGWAY_SOCKET_IFNAM").unwrap().name, "RINGWAY_SOCKET_IFNAME");
+        assert_eq!(nearest("RINGWAY_HEARTBEAT_TIMEOUT").unwrap().name, "RINGWAY_HEARTBEAT_TIMEOUT_MS");
+        assert_eq!(nearest("RINGWAY_ALGOS").unwrap().name, "RINGWAY_ALGO");
+        assert!(nearest("RINGWAY_FAVOURITE_COLOUR").is_none());
+    }
+
+    #[test]
+    fn edit_distance_of_known_pairs() {
+        assert_eq!(edit_distance("kitten", "sitting"), 3);
+        assert_eq!(edit_distance("", "abc"), 3);
+        assert_eq!(edit_distance("same", "same"), 0);
+    }
+}

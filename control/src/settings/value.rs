@@ -1,0 +1,338 @@
+//! The types that settings have, and how each is read from text. Pure: text in, value or what is wrong out.
+
+use std::fmt;
+
+use super::table::Kind;
+
+/// A value read by the [`Kind`] of its setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Value {
+    Text(String),
+    Number(u64),
+    Auto,
+    Switch(bool),
+    Word(&'static str),
+    Names(NameList),
+    Address(HostPort),
+    Pin(Pin),
+}
+
+/// A `host:port`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostPort {
+    /// A host name or an address; an IPv6 address without its brackets.
+    pub host: String,
+    /// The port, never 0 when it was read from text.
+    pub port: u16,
+}
+
+impl HostPort {
+    /// Reads `host:port` or `[ipv6]:port`.
+    ///
+    /// # Errors
+    /// `None` when the host is empty or holds white space, an IPv6 address has no brackets, or the port is not
+    /// 1 to 65535.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => rest.split_once("]:").filter(|(host, _)| host.contains(':'))?,
+            None => text.rsplit_once(':').filter(|(host, _)| !host.contains([':', '[', ']']))?,
+        };
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        let sound =
+            !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/');
+        sound.then(|| HostPort { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// A choice among named things: all of them, some in order of preference, or all but some.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum NameList {
+    /// No restriction.
+    #[default]
+    Auto,
+    /// Only these, the best first.
+    Only(Vec<&'static str>),
+    /// All but these.
+    Except(Vec<&'static str>),
+}
+
+impl NameList {
+    /// Whether `name` may be used.
+    pub fn permits(&self, name: &str) -> bool {
+        match self {
+            NameList::Auto => true,
+            NameList::Only(names) => names.contains(&name),
+            NameList::Except(names) => !names.contains(&name),
+        }
+    }
+}
+
+/// A secret: compared and passed on, never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a secret text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Secret(text.into())
+    }
+
+    /// The secret itself, to be sent or compared, never logged.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// Which IP family may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `AF_INET`.
+    V4,
+    /// `AF_INET6`.
+    V6,
+}
+
+/// How sockets are driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoDriver {
+    /// io_uring where the kernel allows it, else epoll.
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// epoll.
+    Epoll,
+}
+
+/// TCP congestion control of data connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CongestionControl {
+    /// One fit for loopback within a host, the system's elsewhere.
+    Auto,
+    /// Never changed.
+    System,
+    /// The kernel's name of one.
+    Named(String),
+}
+
+/// Who runs the coordination service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CoordinatorBy {
+    /// Rank 0, inside its own process.
+    Rank0,
+    /// Something that is not a rank: `ringway run`, `ringway serve`.
+    Outside,
+}
+
+/// Which processors a rank's threads run on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// Local ranks are spread over the machine.
+    Auto,
+    /// Threads are left where the system puts them.
+    Off,
+    /// These processors, in ascending order, each once.
+    Cpus(Vec<u32>),
+}
+
+/// Largest processor number that a pin list may name: the kernel's own limit is 8,192.
+const MAX_CPU: u32 = 8191;
+
+/// Reads `text` as a value of `kind`; `None` when it is not one. `bytes` allows the suffixes K, M and G.
+pub(super) fn read(kind: &Kind, text: &str, bytes: bool) -> Option<Value> {
+    match kind {
+        Kind::Text | Kind::Secret => (!text.is_empty()).then(|| Value::Text(text.to_owned())),
+        Kind::Number { min, max } => number(text, *min, *max, bytes).map(Value::Number),
+        Kind::AutoOrNumber { .. } if text == "auto" => Some(Value::Auto),
+        Kind::AutoOrNumber { min, max } => number(text, *min, *max, bytes).map(Value::Number),
+        Kind::Switch => switch(text).map(Value::Switch),
+        Kind::OneOf(words) => words.iter().find(|word| **word == text).map(|word| Value::Word(word)),
+        Kind::SomeOf(words) => names(text, words).map(Value::Names),
+        Kind::Interfaces => interfaces(text).then(|| Value::Text(text.to_owned())),
+        Kind::HostPort => HostPort::parse(text).map(Value::Address),
+        Kind::Cpus => pin(text).map(Value::Pin),
+    }
+}
+
+fn number(text: &str, min: u64, max: u64, bytes: bool) -> Option<u64> {
+    let (digits, shift) = if bytes { split_size(text) } else { (text, 0) };
+    if !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let number = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
+    (min..=max).contains(&number).then_some(number)
+}
+
+/// Splits `64K`, `64KiB` or `64k` into digits and the power of two that the suffix stands for.
+fn split_size(text: &str) -> (&str, u32) {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match text[end..].to_ascii_lowercase().as_str() {
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "" | "b" => 0,
+        _ => return (text, 0),
+    };
+    (&text[..end], shift)
+}
+
+fn switch(text: &str) -> Option<bool> {
+    match text {
+        "on" | "1" | "true" | "yes" => Some(true),
+        "off" | "0" | "false" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+fn names(text: &str, words: &[&'static str]) -> Option<NameList> {
+    if text == "auto" {
+        return Some(NameList::Auto);
+    }
+    let (list, except) = match text.strip_prefix('^') {
+        Some(list) => (list, true),
+        None => (text, false),
+    };
+    let mut found = Vec::new();
+    for name in list.split(',') {
+        let word = words.iter().find(|word| **word == name)?;
+        if !found.contains(word) {
+            found.push(*word);
+        }
+    }
+    if except && found.len() == words.len() {
+        return None;
+    }
+    Some(if except { NameList::Except(found) } else { NameList::Only(found) })
+}
+
+/// Whether `text` is a list of interfaces in NCCL's grammar: `[^][=]name{,name}`.
+fn interfaces(text: &str) -> bool {
+    /// The kernel's limit of an interface name, without its end mark.
+    const NAME_BYTES: usize = 15;
+    let list = text.strip_prefix('^').unwrap_or(text);
+    let list = list.strip_prefix('=').unwrap_or(list);
+    list.split(',').all(|name| {
+        !name.is_empty()
+            && name.len() <= NAME_BYTES
+            && !name.contains(|c: char| c.is_whitespace() || matches!(c, '/' | '^' | '='))
+    })
+}
+
+fn pin(text: &str) -> Option<Pin> {
+    match text {
+        "auto" => return Some(Pin::Auto),
+        "off" => return Some(Pin::Off),
+        _ => {}
+    }
+    let cpu = |digits: &str| digits.parse::<u32>().ok().filter(|cpu| *cpu <= MAX_CPU);
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        match part.split_once('-') {
+            Some((from, to)) => {
+                let (from, to) = (cpu(from)?, cpu(to)?);
+                if from > to {
+                    return None;
+                }
+                cpus.extend(from..=to);
+            }
+            None => cpus.push(cpu(part)?),
+        }
+    }
+    cpus.sort_unstable();
+    cpus.dedup();
+    Some(Pin::Cpus(cpus))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_take_suffixes_only_for_bytes() {
+        assert_eq!(number("64K", 0, 1 << 20, true), Some(65_536));
+        assert_eq!(number("64KiB", 0, 1 << 20, true), Some(65_536));
+        assert_eq!(number("1m", 0, 1 << 20, true), Some(1 << 20));
+        assert_eq!(number("64K", 0, 1 << 20, false), None);
+        assert_eq!(number("2M", 0, 1 << 20, true), None, "over the range");
+        assert_eq!(number("99999999999999999999G", 0, u64::MAX, true), None, "overflow is no number");
+        assert_eq!(number("", 0, 9, true), None);
+        assert_eq!(number("-1", 0, 9, false), None);
+        assert_eq!(number("+1", 0, 9, false), None);
+        assert_eq!(number("1x", 0, 9, true), None);
+    }
+
+    #[test]
+    fn addresses() {
+        let parsed = |text| HostPort::parse(text).map(|a| (a.host, a.port));
+        assert_eq!(parsed("node1:29400"), Some(("node1".into(), 29400)));
+        assert_eq!(parsed("[fd00::1]:1"), Some(("fd00::1".into(), 1)));
+        for bad in [
+            "",
+            "node1",
+            "node1:",
+            ":1",
+            "node1:0",
+            "node1:65536",
+            "fd00::1:29400",
+            "[::1]",
+            "a b:1",
+            "[x]:1",
+        ] {
+            assert_eq!(parsed(bad), None, "{bad:?}");
+        }
+        assert_eq!(HostPort::parse("[fd00::1]:1").unwrap().to_string(), "[fd00::1]:1");
+        assert_eq!(HostPort::parse("a:1").unwrap().to_string(), "a:1");
+    }
+
+    #[test]
+    fn name_lists_follow_nccl() {
+        let words = &["ring", "tree"];
+        assert_eq!(names("auto", words), Some(NameList::Auto));
+        assert_eq!(names("tree,ring", words), Some(NameList::Only(vec!["tree", "ring"])));
+        assert_eq!(names("^tree", words), Some(NameList::Except(vec!["tree"])));
+        assert_eq!(names("^tree,ring", words), None, "nothing would be left");
+        assert_eq!(names("", words), None);
+        assert_eq!(names("rings", words), None);
+        assert!(names("^tree", words).unwrap().permits("ring"));
+        assert!(!names("^tree", words).unwrap().permits("tree"));
+    }
+
+    #[test]
+    fn interface_lists_follow_nccl() {
+        for good in ["eth", "eth,ib", "=eth0", "^docker,lo", "^=eth3", "enp0s31f6.100", "br-0"] {
+            assert!(interfaces(good), "{good}");
+        }
+        for bad in ["", "^", "=", "eth,", "eth 0", "eth,^lo", "averyveryverylongname", "a/b"] {
+            assert!(!interfaces(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn pins() {
+        assert_eq!(pin("0-2,8,1"), Some(Pin::Cpus(vec![0, 1, 2, 8])));
+        assert_eq!(pin("off"), Some(Pin::Off));
+        for bad in ["", "3-1", "a", "0-", "9999", "1,,2"] {
+            assert_eq!(pin(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn secrets_do_not_print() {
+        assert_eq!(format!("{:?}", Secret::new("hunter2")), "Secret(..)");
+    }
+}
