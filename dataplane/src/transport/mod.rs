@@ -1,15 +1,19 @@
 //! The one contract that every way of moving bytes keeps, and what stands on it alone.
 //!
 //! - [`contract`]: the [`Transport`] trait. [`op`]: operations, events, errors. [`caps`]: what a transport can do.
+//! - [`loopback`]: threads of one process. [`seed`]: randomness that replays.
 //! - [`wake`]: how another thread rouses one that sleeps on a transport.
 #![forbid(unsafe_code)]
 
 pub mod caps;
 pub mod contract;
+pub mod loopback;
 pub mod op;
+pub mod seed;
 pub mod wake;
 
 pub use caps::Caps;
 pub use contract::{Address, ConnectError, RegionKey, RegisterError, Transport};
+pub use loopback::{Hub, Loopback, LoopbackConfig};
 pub use op::{Cause, CauseKind, Completion, Event, Note, Op, OpError, OpId, Peer, PostError, Stamp, Tag};
 pub use wake::Waker;
