@@ -4,5 +4,6 @@
 //! Arrows: this crate knows the topology model and nothing of collectives or of the control plane.
 //! `unsafe` lives in `memory` and in the transports' own modules, and nowhere else.
 
+pub mod fabric;
 pub mod memory;
 pub mod transport;
