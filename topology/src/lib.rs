@@ -8,3 +8,4 @@
 pub mod model;
 
 pub use model::ids::{HostId, IdError, Incarnation, LocalRank, Rank, TaskId};
+pub use model::machine::Machine;

@@ -1,4 +1,11 @@
 //! The pure part: plain data and functions of plain data.
 #![forbid(unsafe_code)]
 
+pub mod cpuset;
 pub mod ids;
+pub mod link;
+pub mod machine;
+pub mod order;
+pub mod pci;
+pub mod place;
+mod show;
