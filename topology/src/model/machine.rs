@@ -6,8 +6,8 @@
 //!
 //! Invariants, checked by [`Machine::new`] whatever the source:
 //! - I1: the machine has a CPU, and every set of CPUs is inside the machine's.
-//! - I2: packages share no CPU; nor do cores; nor do caches of one level. Two NUMA nodes have the same CPUs
-//!   (memory of two kinds) or share none.
+//! - I2: packages share no CPU; nor do cores; nor do caches of one level. Two NUMA nodes share none, or those of
+//!   one are all among those of the other (memory of two kinds).
 //! - I3: packages, NUMA nodes, PCI devices, network interfaces and InfiniBand devices are named once each.
 //! - I4: a device names a PCI device and a NUMA node of this machine, or none.
 //! - I5: the table of distances between NUMA nodes has a row and a column per node, or is empty.
@@ -336,13 +336,6 @@ fn check_sets(parts: &Parts) -> Result<(), MachineError> {
         let sets = parts.caches.iter().filter(|cache| cache.level == level).map(|cache| &cache.cpus);
         levels.push((format!("level {level} caches"), sets.collect()));
     }
-    let mut distinct_nodes: Vec<&CpuSet> = Vec::new();
-    for node in &parts.nodes {
-        if !distinct_nodes.contains(&&node.cpus) {
-            distinct_nodes.push(&node.cpus);
-        }
-    }
-    levels.push(("NUMA nodes".into(), distinct_nodes));
     for (what, sets) in levels {
         let mut seen = CpuSet::new();
         for set in sets {
@@ -351,6 +344,19 @@ fn check_sets(parts: &Parts) -> Result<(), MachineError> {
                 return Err(MachineError::Overlap { what, cpus: seen.and(set) });
             }
             seen = seen.or(set);
+        }
+    }
+    for (at, node) in parts.nodes.iter().enumerate() {
+        inside(&format_args!("NUMA node {}", node.index), &node.cpus)?;
+        let crosses = |other: &&NumaNode| {
+            let nested = node.cpus.inside(&other.cpus) || other.cpus.inside(&node.cpus);
+            node.cpus.meets(&other.cpus) && !nested
+        };
+        if let Some(other) = parts.nodes[..at].iter().find(crosses) {
+            return Err(MachineError::Overlap {
+                what: "NUMA nodes".into(),
+                cpus: node.cpus.and(&other.cpus),
+            });
         }
     }
     for device in &parts.pci {

@@ -3,8 +3,8 @@
 //! - I1: every rank has at least one CPU, and only allowed ones.
 //! - I2: while ranks do not outnumber CPUs, no two ranks share a CPU. When they do, the ranks of a NUMA node
 //!   share all its CPUs, so that the kernel can balance them.
-//! - I3: a rank's CPUs lie in one NUMA node, unless there are fewer ranks than nodes; then a rank has whole
-//!   nodes, neighbours in the tree.
+//! - I3: a rank's CPUs lie in one NUMA node, unless its package or the machine has fewer ranks than nodes; then
+//!   a rank has whole nodes, neighbours in the tree.
 //! - I4: a rank's interfaces are the nearest usable ones; ranks equally near to several share them out.
 //! - I5: the same machine and request give the same placement.
 
@@ -338,13 +338,14 @@ fn merge_neighbours(weights: &[usize], ranks: usize) -> Option<Vec<usize>> {
 }
 
 /// How many ranks each group gets: each next rank goes where its share will be the largest (d'Hondt's method),
-/// so the rank with the least has as much as can be. A group too small to be worth a rank stays idle.
+/// so the rank with the least has as much as can be. Of two equal choices the heavier group is taken, and a
+/// group too small to be worth a rank stays idle.
 fn shares(weights: &[usize], ranks: usize) -> Vec<usize> {
     let mut shares = vec![0usize; weights.len()];
     for _ in 0..ranks {
         let best = (0..weights.len()).reduce(|best, other| {
-            let better = weights[other] * (shares[best] + 1) > weights[best] * (shares[other] + 1);
-            if better { other } else { best }
+            let (there, here) = (weights[other] * (shares[best] + 1), weights[best] * (shares[other] + 1));
+            if (there, weights[other]) > (here, weights[best]) { other } else { best }
         });
         if let Some(best) = best {
             shares[best] += 1;
