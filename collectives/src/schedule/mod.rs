@@ -28,11 +28,13 @@
 
 mod algorithm;
 mod any;
+mod cost;
 mod direct;
 mod dissemination;
 mod doubling;
 mod halving;
 mod ring;
+mod select;
 pub mod simulate;
 mod step;
 #[cfg(test)]
@@ -41,6 +43,7 @@ mod tree;
 
 pub use algorithm::{Algorithm, Collective, NameError};
 pub use any::AnySchedule;
+pub use cost::{Estimate, LinkCosts, SLICE_MESSAGE_BYTES, estimate};
 pub use direct::{
     DirectAllGather, DirectAllReduce, DirectAllToAll, DirectGather, DirectReduceScatter, DirectScatter,
 };
@@ -48,6 +51,7 @@ pub use dissemination::DisseminationBarrier;
 pub use doubling::{DoublingAllGather, DoublingAllReduce};
 pub use halving::{HalvingAllReduce, HalvingReduceScatter};
 pub use ring::{ChainBroadcast, RingAllGather, RingAllReduce, RingReduce, RingReduceScatter};
+pub use select::{Choice, Why, choose};
 pub use step::{Rank, Schedule, Span, Step};
 pub use tree::{
     ScatterAllGatherBroadcast, TreeAllReduce, TreeBroadcast, TreeGather, TreeReduce, TreeScatter,

@@ -53,13 +53,16 @@ impl Node {
         node
     }
 
-    /// Halves the range: the half without the node's own rank becomes a child, the other stays with the node.
+    /// Halves the range: the half without the node's own rank becomes a child, the other stays with the node. Of an
+    /// odd range the node keeps the smaller half where it can, since it has sent (or received) a message more.
     fn split(&self) -> Option<(Child, Node)> {
         if self.past - self.first < 2 {
             return None;
         }
-        let middle = self.first + (self.past - self.first) / 2;
-        Some(if self.rank < middle {
+        let half = (self.past - self.first) / 2;
+        let low = self.rank < self.first + half;
+        let middle = if low { self.first + half } else { (self.past - half).min(self.rank) };
+        Some(if low {
             (Child { rank: middle, first: middle, past: self.past }, Node { past: middle, ..*self })
         } else {
             (Child { rank: self.first, first: self.first, past: middle }, Node { first: middle, ..*self })

@@ -11,12 +11,15 @@
 
 #![forbid(unsafe_code)]
 
+mod price;
 mod run;
 mod value;
 
 use super::algorithm::Collective;
 use super::step::{Rank, Schedule, Span, Step};
 use run::Run;
+
+pub use price::{Load, Network, Price, Resource, Workload, price};
 
 /// How the simulated engine posts steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +182,7 @@ pub fn verify<S: Schedule + ?Sized>(
     check: &Check,
 ) -> Result<Stats, Fault> {
     let mut run = Run::new(schedule, collective, root, check);
-    run.to_end()?;
+    run.finish()?;
     run.result()?;
     Ok(run.stats())
 }

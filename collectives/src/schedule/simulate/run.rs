@@ -123,7 +123,7 @@ impl<'a, S: Schedule + ?Sized> Run<'a, S> {
     }
 
     /// Runs until nothing moves; fails unless every program has ended.
-    pub(super) fn to_end(&mut self) -> Result<(), Fault> {
+    pub(super) fn finish(&mut self) -> Result<(), Fault> {
         while let Some(rank) = self.ready.pop_front() {
             self.programs[rank as usize].queued = false;
             while self.advance(rank)? {}
