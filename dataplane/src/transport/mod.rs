@@ -1,11 +1,13 @@
 //! The one contract that every way of moving bytes keeps, and what stands on it alone.
 //!
 //! - [`contract`]: the [`Transport`] trait. [`op`]: operations, events, errors. [`caps`]: what a transport can do.
+//! - [`conformance`]: the suite that holds every transport to it.
 //! - [`loopback`]: threads of one process. [`seed`]: randomness that replays.
 //! - [`wake`]: how another thread rouses one that sleeps on a transport.
 #![forbid(unsafe_code)]
 
 pub mod caps;
+pub mod conformance;
 pub mod contract;
 pub mod loopback;
 pub mod op;
