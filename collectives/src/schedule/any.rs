@@ -47,6 +47,10 @@ any_schedule! {
     HalvingAllReduce,
     /// All-reduce in two rounds of direct messages.
     DirectAllReduce,
+    /// All-reduce over hosts through one leader each.
+    LeaderAllReduce,
+    /// All-reduce over hosts by lanes.
+    LaneAllReduce,
     /// Reduce-scatter round the ring.
     RingReduceScatter,
     /// Reduce-scatter by recursive halving.
@@ -123,14 +127,16 @@ impl AnySchedule {
 
     /// Whether combines join neighbouring runs of ranks with the lower ones on the left (I6), so that an associative
     /// operation need not commute. True of schedules that do not reduce.
-    pub const fn keeps_rank_order(&self) -> bool {
-        !matches!(
-            self,
-            AnySchedule::RingAllReduce(_)
-                | AnySchedule::RingReduceScatter(_)
-                | AnySchedule::RingReduce(_)
-                | AnySchedule::HalvingReduceScatter(_)
-        )
+    pub fn keeps_rank_order(&self) -> bool {
+        match self {
+            AnySchedule::RingAllReduce(s) => s.ranks <= 2,
+            AnySchedule::RingReduceScatter(s) => s.ranks <= 2,
+            AnySchedule::RingReduce(s) => s.ranks <= 2,
+            AnySchedule::HalvingReduceScatter(s) => s.ranks <= 2,
+            AnySchedule::LeaderAllReduce(s) => s.inner().is_some_and(|inner| inner.keeps_rank_order()),
+            AnySchedule::LaneAllReduce(s) => s.ranks() <= 2,
+            _ => true,
+        }
     }
 
     /// The chunks that `rank` reads or writes at any time, including those only passing through: a rank needs memory

@@ -1,6 +1,11 @@
 //! Pure collective schedules: which rank sends, receives and combines which chunk, in which order. No bytes, no IO, no
 //! clock.
 //!
+//! [`choose`] picks an [`Algorithm`] and a slice for a [`Collective`] by closed formulas over [`LinkCosts`];
+//! [`AnySchedule::new`] makes the schedule; the engine asks it for one [`Step`] after the other. [`simulate`] proves
+//! schedules right and prices them in simulated time. Schedules know nothing of slices: the engine runs one schedule per
+//! slice, several at once, with bytes of its choosing for every chunk.
+//!
 //! # Invariants
 //!
 //! Every schedule keeps these; [`simulate`] checks them, and the engine relies on them.
@@ -33,6 +38,7 @@ mod direct;
 mod dissemination;
 mod doubling;
 mod halving;
+mod hierarchical;
 mod ring;
 mod select;
 pub mod simulate;
@@ -50,6 +56,7 @@ pub use direct::{
 pub use dissemination::DisseminationBarrier;
 pub use doubling::{DoublingAllGather, DoublingAllReduce};
 pub use halving::{HalvingAllReduce, HalvingReduceScatter};
+pub use hierarchical::{LaneAllReduce, LeaderAllReduce};
 pub use ring::{ChainBroadcast, RingAllGather, RingAllReduce, RingReduce, RingReduceScatter};
 pub use select::{Choice, Why, choose};
 pub use step::{Rank, Schedule, Span, Step};

@@ -17,7 +17,7 @@ use super::step::{Rank, Schedule, Span, Step};
 
 /// Where a rank stands in the tree: the ranks of its subtree and who its parent is.
 #[derive(Clone, Copy)]
-struct Node {
+pub(super) struct Node {
     rank: Rank,
     parent: Option<Rank>,
     first: Rank,
@@ -39,7 +39,7 @@ impl Child {
 }
 
 impl Node {
-    fn find(ranks: u32, root: Rank, rank: Rank) -> Node {
+    pub(super) fn find(ranks: u32, root: Rank, rank: Rank) -> Node {
         let mut node = Node { rank: root, parent: None, first: 0, past: ranks };
         while node.rank != rank {
             let (child, rest) =
@@ -92,7 +92,7 @@ impl Node {
 
     /// Step of a fan-out from the root: receive from the parent, then send to the children, largest subtree first.
     /// `whole` is the span of every message, or `None` for the blocks of the subtree concerned.
-    fn fan_out(&self, index: u32, whole: Option<Span>) -> Option<Step> {
+    pub(super) fn fan_out(&self, index: u32, whole: Option<Span>) -> Option<Step> {
         let number = match self.parent {
             Some(from) if index == 0 => {
                 return Some(Step::Recv { from, span: whole.unwrap_or(self.blocks()) });
@@ -105,7 +105,7 @@ impl Node {
 
     /// Step of a fan-in to the root: from the children, smallest subtree first, so that combines join neighbouring
     /// runs; then to the parent. `whole` is the span of a reduction, or `None` to gather the blocks of the subtrees.
-    fn fan_in(&self, index: u32, whole: Option<Span>) -> Option<Step> {
+    pub(super) fn fan_in(&self, index: u32, whole: Option<Span>) -> Option<Step> {
         let children = self.children();
         if index < children {
             let child = self.child(children - 1 - index)?;
@@ -118,7 +118,7 @@ impl Node {
         (index == children).then_some(Step::Send { to, span: whole.unwrap_or(self.blocks()) })
     }
 
-    fn fan_steps(&self) -> u32 {
+    pub(super) fn fan_steps(&self) -> u32 {
         self.children() + u32::from(self.parent.is_some())
     }
 }

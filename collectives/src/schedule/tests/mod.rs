@@ -2,6 +2,7 @@
 
 mod broken;
 mod choosing;
+mod hosts;
 
 use super::simulate::{Check, Posting, verify};
 use super::*;
@@ -23,15 +24,26 @@ fn schedules(ranks: u32) -> Vec<(Collective, Algorithm, Rank, AnySchedule)> {
     found
 }
 
+/// Panics with all that it takes to run it again unless `schedule` is right.
+fn passes_check(
+    collective: Collective,
+    algorithm: Algorithm,
+    root: Rank,
+    schedule: AnySchedule,
+    posting: Posting,
+    sampled_chunks: u32,
+) {
+    let seed = u64::from(schedule.ranks()) << 32 | u64::from(root);
+    let check = Check { posting, seed, sampled_chunks, rank_order: schedule.keeps_rank_order() };
+    if let Err(fault) = verify(&schedule, collective, root, &check) {
+        panic!("{algorithm} {collective}, root {root}, {schedule:?}, {check:?}: {fault}");
+    }
+}
+
 fn passes(ranks: u32, postings: &[Posting], sampled_chunks: u32, pick: impl Fn(&AnySchedule) -> bool) {
     for (collective, algorithm, root, schedule) in schedules(ranks).into_iter().filter(|s| pick(&s.3)) {
         for &posting in postings {
-            let seed = u64::from(ranks) << 32 | u64::from(root);
-            let rank_order = schedule.keeps_rank_order();
-            let check = Check { posting, seed, sampled_chunks, rank_order };
-            if let Err(fault) = verify(&schedule, collective, root, &check) {
-                panic!("{algorithm} {collective} of {ranks} ranks, root {root}, {check:?}: {fault}");
-            }
+            passes_check(collective, algorithm, root, schedule, posting, sampled_chunks);
         }
     }
 }
@@ -65,12 +77,11 @@ fn schedules_of_few_messages_are_right_at_samples_to_4096_ranks() {
 
 #[test]
 fn schedules_of_many_messages_are_right_at_samples_to_4096_ranks() {
-    for ranks in [191, 256, 509] {
+    for ranks in [191, 256] {
         passes(ranks, &[Posting::STRICT, Posting::WIDE], 64, is_quadratic);
     }
-    passes(1024, &[Posting::STRICT], 64, is_quadratic);
+    passes(777, &[Posting::STRICT], 64, is_quadratic);
     passes(4096, &[Posting::STRICT], 16, |s| matches!(s, AnySchedule::RingReduceScatter(_)));
-    passes(1531, &[Posting::STRICT], 16, |s| matches!(s, AnySchedule::RingAllReduce(_)));
 }
 
 /// The steps of `rank` in order.
