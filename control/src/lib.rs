@@ -1,4 +1,11 @@
 //! The control plane: coordination, launch and settings, and the one place where it meets the data plane.
+//!
+//! - [`core`] holds the state of the control plane as pure machines.
+//! - [`rpc`] feeds them from real clocks and sockets, and speaks gRPC.
+//! - [`launch`] finds out which rank this process is; [`settings`] reads what the user set.
+#![forbid(unsafe_code)]
 
+pub mod core;
 pub mod launch;
+pub mod rpc;
 pub mod settings;

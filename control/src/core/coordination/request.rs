@@ -1,0 +1,219 @@
+//! What is asked of the coordinator and what it answers, free of any wire format.
+
+#![allow(missing_docs, reason = "each variant is documented; its fields are named for what they are")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ringway_topology::{HostId, Incarnation, TaskId};
+
+use super::errors::{Refusal, TaskError};
+use super::groups::GroupTable;
+use super::losses::Loss;
+
+/// Names a caller that waits for an answer. The driver gives each request a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReplyTo(pub u64);
+
+/// Names an open stream of notices. The driver gives each stream a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WatchId(pub u64);
+
+/// A value of the store. Shared, since one value may answer thousands of callers.
+pub type Value = Arc<Vec<u8>>;
+
+/// A device of a task. Its description is carried unread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// A serialised DeviceAttributes of TensorFlow.
+    Attributes(Vec<u8>),
+    /// A serialised topology of XLA.
+    Topology(Vec<u8>),
+    /// A message of the type that `type_url` names.
+    Any {
+        /// Type of the message.
+        type_url: String,
+        /// The message.
+        value: Vec<u8>,
+    },
+}
+
+/// One life of a task, and where it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// The task.
+    pub task: TaskId,
+    /// Which life of it.
+    pub incarnation: Incarnation,
+    /// Its host.
+    pub host: HostId,
+    /// Its process id on that host.
+    pub pid: u32,
+}
+
+/// A caller's wish to enter a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// Name of the group.
+    pub group: String,
+    /// The caller.
+    pub process: Process,
+    /// The rank that the caller must get, if it has to be a certain one.
+    pub rank: Option<u32>,
+    /// Members of the group.
+    pub size: u32,
+    /// Where the caller's data plane is reached; carried unread.
+    pub addresses: Vec<u8>,
+    /// How long the first caller waits for the others; `None` for the coordinator's own limit.
+    pub timeout: Option<Duration>,
+    /// The coordinator runs in the caller's process.
+    pub hosts_coordinator: bool,
+    /// Random bytes, drawn by the driver. Those of the first caller become the group's secret.
+    pub fresh_secret: [u8; 16],
+}
+
+/// A call to a barrier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BarrierCall {
+    /// Its id.
+    pub id: String,
+    /// Which use of the id; the first is 0.
+    pub counter: i64,
+    /// Counted from the first call.
+    pub timeout: Duration,
+    /// The tasks that take part; none named means every task of the cluster.
+    pub tasks: Vec<TaskId>,
+    /// The caller's task.
+    pub source: TaskId,
+}
+
+/// What can be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Connect a task.
+    Register { task: TaskId, incarnation: Incarnation },
+    /// The task is alive.
+    Heartbeat { task: TaskId, incarnation: Incarnation },
+    /// Answer when all tasks have asked this.
+    WaitForAll { task: TaskId, devices: Vec<Device> },
+    /// Disconnect a task.
+    Shutdown { task: TaskId },
+    /// Let a task that is in error connect again.
+    Reset { task: TaskId },
+    /// The task reports its own failure.
+    ReportError { task: TaskId, error: TaskError },
+    /// How these tasks are.
+    TaskStates { tasks: Vec<TaskId> },
+    /// How the tasks of a job are, once its version is above this one.
+    WatchJob { job: String, version: i64 },
+    /// Store a value.
+    Insert { key: String, value: Vec<u8>, overwrite: bool },
+    /// Read a value, waiting for it.
+    Get { key: String },
+    /// Read a value that is there.
+    TryGet { key: String },
+    /// Add to a decimal value.
+    Increment { key: String, by: i64 },
+    /// Read everything under a directory.
+    GetDirectory { directory: String },
+    /// Remove a key and everything under it.
+    Delete { key: String },
+    /// Wait for others.
+    Barrier(BarrierCall),
+    /// End a barrier that has not passed.
+    CancelBarrier { id: String, counter: i64, source: TaskId },
+    /// Which of these tasks are alive, once each has asked this or is gone.
+    AliveTasks { source: TaskId, tasks: Vec<TaskId> },
+    /// Answer with the error of the first task that fails.
+    PollForError { task: TaskId },
+    /// Enter a group.
+    Join(Box<Join>),
+    /// A task is lost, or gives up itself.
+    ReportLoss { reporter: TaskId, incarnation: Incarnation, lost: TaskId, seen: Incarnation, detail: String },
+    /// Open a stream of notices under the given name.
+    Watch { watch: WatchId, process: Process, since_epoch: u64 },
+}
+
+/// How a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Not seen yet, or left in order.
+    Disconnected,
+    /// Registered and alive.
+    Connected,
+    /// Failed.
+    Error,
+}
+
+/// How a task is, with its error if it failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskStatus {
+    /// The task.
+    pub task: TaskId,
+    /// Its state.
+    pub state: State,
+    /// Its latest incarnation; 0 when it was never seen.
+    pub incarnation: Incarnation,
+    /// Why it is in error.
+    pub error: Option<Refusal>,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Done; nothing to tell.
+    Done,
+    /// The devices of all tasks, in the order of the tasks.
+    Devices(Arc<Vec<Device>>),
+    /// How the tasks asked for are.
+    States(Vec<TaskStatus>),
+    /// How the tasks of a job are at a version.
+    Job { states: Vec<TaskStatus>, version: i64 },
+    /// A key as the caller wrote it, and its value.
+    Entry { key: String, value: Value },
+    /// Keys under a directory, with their values.
+    Directory { directory: String, entries: Vec<(String, Value)> },
+    /// The barrier passed.
+    Barrier { counter: i64 },
+    /// The tasks that are alive.
+    Alive(Vec<(TaskId, Incarnation)>),
+    /// The group.
+    Group(Arc<GroupTable>),
+}
+
+/// What a stream of notices carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A task is lost.
+    Loss(Arc<Loss>),
+    /// The coordinator ends in order.
+    Closing,
+}
+
+/// What happens to the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Somebody asks.
+    Ask { reply: ReplyTo, request: Request },
+    /// A caller that waited has gone.
+    Gone { reply: ReplyTo },
+    /// A stream of notices ended from the other side.
+    WatchBroken { watch: WatchId },
+    /// The service is about to end.
+    Stop,
+}
+
+/// What the coordinator wants done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Answer a caller.
+    Reply { to: ReplyTo, result: Result<Reply, Refusal> },
+    /// Put a notice on a stream.
+    Notify { watch: WatchId, notice: Notice },
+    /// End a stream.
+    CloseWatch { watch: WatchId },
+    /// Tell an agent that runs a server of its own of an error of another task.
+    PushError { to: TaskId, error: Refusal },
+    /// So many tasks are connected now.
+    Connected { tasks: u32 },
+}

@@ -1,0 +1,194 @@
+//! The connection to the coordinator, and what was seen on the way there.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tonic::transport::{Channel, Endpoint};
+
+/// One try to connect takes no longer.
+const TRY_LIMIT: Duration = Duration::from_secs(3);
+/// Bytes that tell an HTTP/2 server: the header of its first frame.
+const FRAME_HEADER: usize = 9;
+/// Type of the frame that a server sends first (RFC 9113, section 3.4).
+const SETTINGS: u8 = 4;
+
+/// What was seen at the coordinator's address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// No try has ended yet.
+    Nothing,
+    /// The name of the host means nothing here.
+    Unresolved(String),
+    /// The connection was refused.
+    Refused,
+    /// There was no answer at all.
+    NoAnswer,
+    /// The connection was taken, and then nothing came.
+    Silent,
+    /// The connection was taken and closed at once.
+    Closed,
+    /// What came is not HTTP/2. It begins so.
+    OtherProtocol(String),
+    /// The system said so.
+    System(String),
+    /// HTTP/2 is spoken there.
+    Good,
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Seen::Nothing => f.write_str("no try to connect has ended; allow more time"),
+            Seen::Unresolved(why) => write!(f, "the host's name cannot be resolved ({why}); check the name"),
+            Seen::Refused => f.write_str(
+                "connection refused: nothing serves there, or a firewall rejects it; start the coordinator, or check the address",
+            ),
+            Seen::NoAnswer => f.write_str(
+                "no answer: the host is down, not reachable from here, or a firewall drops what is sent; check address and network",
+            ),
+            Seen::Silent => f.write_str(
+                "the connection was taken and nothing came: the coordinator is stopped, or another program has the port",
+            ),
+            Seen::Closed => f.write_str(
+                "the connection was closed at once: another program has the port, or the coordinator takes no more connections",
+            ),
+            Seen::OtherProtocol(begins) => {
+                write!(f, "what serves there is not a coordinator: it answers with {begins:?}; check the port")
+            }
+            Seen::System(why) => f.write_str(why),
+            Seen::Good => f.write_str("the coordinator was reached, but did not answer in time"),
+        }
+    }
+}
+
+/// Keeps what was seen last.
+#[derive(Clone, Debug)]
+pub(super) struct Sight(Arc<Mutex<Seen>>);
+
+impl Sight {
+    pub(super) fn new() -> Self {
+        Sight(Arc::new(Mutex::new(Seen::Nothing)))
+    }
+
+    pub(super) fn last(&self) -> Seen {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn see(&self, seen: Seen) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+    }
+}
+
+/// A channel that connects when it is used, and again when the connection broke. Must be made within a runtime.
+pub(super) fn channel(address: &str, sight: &Sight) -> Result<Channel, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+    let (address, sight) = (address.to_owned(), sight.clone());
+    Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+        let (address, sight) = (address.clone(), sight.clone());
+        async move { Ok::<_, io::Error>(TokioIo::new(connect(&address, sight).await?)) }
+    })))
+}
+
+async fn connect(address: &str, sight: Sight) -> io::Result<Sighted> {
+    let found = match tokio::net::lookup_host(address).await {
+        Ok(found) => found.collect::<Vec<_>>(),
+        Err(error) => {
+            sight.see(Seen::Unresolved(error.to_string()));
+            return Err(error);
+        }
+    };
+    let tried = tokio::time::timeout(TRY_LIMIT, TcpStream::connect(found.as_slice())).await;
+    let result = tried.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    match result.and_then(|stream| stream.set_nodelay(true).map(|()| stream)) {
+        Ok(stream) => {
+            sight.see(Seen::Silent);
+            Ok(Sighted { stream, sight, header: Vec::with_capacity(FRAME_HEADER), good: false })
+        }
+        Err(error) => {
+            sight.see(match error.kind() {
+                io::ErrorKind::ConnectionRefused => Seen::Refused,
+                io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable => Seen::NoAnswer,
+                _ => Seen::System(error.to_string()),
+            });
+            Err(error)
+        }
+    }
+}
+
+/// A connection whose first bytes are looked at.
+struct Sighted {
+    stream: TcpStream,
+    sight: Sight,
+    header: Vec<u8>,
+    good: bool,
+}
+
+impl Sighted {
+    fn inspect(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() {
+            self.sight.see(Seen::Closed);
+            return Ok(());
+        }
+        let wanted = FRAME_HEADER - self.header.len();
+        self.header.extend_from_slice(&bytes[..bytes.len().min(wanted)]);
+        if self.header.len() > 3 && self.header[3] != SETTINGS {
+            let begins = String::from_utf8_lossy(&bytes[..bytes.len().min(24)]).into_owned();
+            self.sight.see(Seen::OtherProtocol(begins));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not HTTP/2"));
+        }
+        if self.header.len() == FRAME_HEADER {
+            self.good = true;
+            self.sight.see(Seen::Good);
+        }
+        Ok(())
+    }
+}
+
+impl AsyncRead for Sighted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
+        if !this.good {
+            this.inspect(&buf.filled()[before..])?;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Sighted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,206 @@
+//! What a task asks of the coordinator.
+
+use std::time::Duration;
+
+use ringway_proto::ringway::v1 as wire;
+use ringway_proto::ringway::v1::session_setup_client::SessionSetupClient;
+use ringway_proto::tensorflow as tf;
+use ringway_proto::tensorflow::coordination_service_client::CoordinationServiceClient;
+use ringway_topology::{Incarnation, TaskId};
+use tonic::transport::Channel;
+
+use super::Agent;
+use super::errors::{BarrierError, JoinError, ReportError, StoreError};
+use crate::core::coordination::groups::GroupTable;
+use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
+
+/// Time that a call gets beyond the wait that it asks for, so that the coordinator's own answer, which names who is
+/// missing, comes first.
+const MARGIN: Duration = Duration::from_secs(2);
+
+/// A wish to enter a group.
+#[derive(Clone, Debug)]
+pub struct GroupRequest {
+    /// Name of the group, the same for all members.
+    pub group: String,
+    /// The rank to have; `None` for any.
+    pub rank: Option<u32>,
+    /// Number of members.
+    pub size: u32,
+    /// Where the data plane of this process is reached, opaque to the coordinator.
+    pub addresses: Vec<u8>,
+    /// How long to wait for the others.
+    pub timeout: Duration,
+    /// The coordinator runs in this process: when it is lost, this process is.
+    pub hosts_coordinator: bool,
+}
+
+impl Agent {
+    /// Enters a group and waits until all its members have. One round trip.
+    ///
+    /// # Errors
+    /// When not all members come in time (they are named), members disagree, one is lost, or the coordinator is not
+    /// reached.
+    pub fn join_group(&self, request: GroupRequest) -> Result<GroupTable, JoinError> {
+        let group = request.group.clone();
+        let join = wire::JoinRequest {
+            group: request.group,
+            process: Some(convert::wire_process(&self.process)),
+            rank: request.rank,
+            size: request.size,
+            addresses: request.addresses,
+            timeout_ms: u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX).max(1),
+            hosts_coordinator: request.hosts_coordinator,
+        };
+        let mut client = self.session();
+        let call = async move { convert::group(client.join(join).await?.into_inner()) };
+        let table = self.run(request.timeout + MARGIN, call);
+        let table =
+            table.map_err(|failure| JoinError::new(&self.process.task, &group, &self.address, &failure))?;
+        let host = table.members.iter().find(|member| member.hosts_coordinator);
+        if let Some(host) = host.filter(|host| host.process != self.process) {
+            self.alarms.hosted_by(host);
+        }
+        Ok(table)
+    }
+
+    /// Tells the coordinator that a task is lost: another, whose connection failed, or the agent's own, which gives up
+    /// with this message.
+    ///
+    /// # Errors
+    /// When the coordinator is not reached or does not take the report.
+    pub fn report_loss(
+        &self,
+        lost: &TaskId,
+        incarnation: Incarnation,
+        detail: &str,
+    ) -> Result<(), ReportError> {
+        let lost = wire::Process {
+            job: lost.job().to_owned(),
+            task: lost.index(),
+            incarnation: incarnation.0,
+            host: self.process.host.to_text(),
+            pid: 0,
+        };
+        let request = wire::ReportLossRequest {
+            reporter: Some(convert::wire_process(&self.process)),
+            lost: Some(lost),
+            detail: detail.to_owned(),
+        };
+        let mut client = self.session();
+        let call = async move { client.report_loss(request).await };
+        self.run(self.call_timeout, call)
+            .map(drop)
+            .map_err(|failure| ReportError::new(&self.process.task, &self.address, &failure))
+    }
+
+    /// Writes a value under a key. One that is there is kept, as an error, unless `overwrite`.
+    ///
+    /// # Errors
+    /// When the key exists, the store is full, or the coordinator is not reached.
+    pub fn kv_set(&self, key: &str, value: &[u8], overwrite: bool) -> Result<(), StoreError> {
+        let kv = Some(tf::KeyValueEntry { key: key.to_owned(), value: value.to_owned() });
+        let request = tf::InsertKeyValueRequest { kv, allow_overwrite: overwrite };
+        let mut client = self.coordination();
+        self.store(key, self.call_timeout, async move { client.insert_key_value(request).await }).map(drop)
+    }
+
+    /// Reads the value of a key, waiting until somebody has written it, for `timeout` at most.
+    ///
+    /// # Errors
+    /// When nobody writes it in time, or the coordinator is not reached.
+    pub fn kv_get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
+        let request = tf::GetKeyValueRequest { key: key.to_owned() };
+        let mut client = self.coordination();
+        let answer = self.store(key, timeout, async move { client.get_key_value(request).await })?;
+        Ok(answer.into_inner().kv.unwrap_or_default().value)
+    }
+
+    /// Reads the value of a key that is there.
+    ///
+    /// # Errors
+    /// When it is not there, or the coordinator is not reached.
+    pub fn kv_try_get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let request = tf::TryGetKeyValueRequest { key: key.to_owned() };
+        let mut client = self.coordination();
+        let answer =
+            self.store(key, self.call_timeout, async move { client.try_get_key_value(request).await })?;
+        Ok(answer.into_inner().kv.unwrap_or_default().value)
+    }
+
+    /// Reads all keys under a directory, in order.
+    ///
+    /// # Errors
+    /// When they are too much for one answer, or the coordinator is not reached.
+    pub fn kv_list(&self, directory: &str) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        let request = tf::GetKeyValueDirRequest { directory_key: directory.to_owned() };
+        let mut client = self.coordination();
+        let call = async move { client.get_key_value_dir(request).await };
+        let answer = self.store(directory, self.call_timeout, call)?;
+        Ok(answer.into_inner().kv.into_iter().map(|entry| (entry.key, entry.value)).collect())
+    }
+
+    /// Adds to a decimal value and gives the sum; a missing one counts as 0.
+    ///
+    /// # Errors
+    /// When the value is no number, the sum does not fit, or the coordinator is not reached.
+    pub fn kv_add(&self, key: &str, increment: i64) -> Result<i64, StoreError> {
+        let request = tf::IncrementKeyValueRequest { key: key.to_owned(), increment };
+        let mut client = self.coordination();
+        let call = async move { client.increment_key_value(request).await };
+        let value = self.store(key, self.call_timeout, call)?.into_inner().kv.unwrap_or_default().value;
+        let sum = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok());
+        sum.ok_or_else(|| StoreError::Refused {
+            key: key.to_owned(),
+            detail: "the coordinator answered with something that is no number".to_owned(),
+        })
+    }
+
+    /// Removes a key and everything under it.
+    ///
+    /// # Errors
+    /// When the coordinator is not reached.
+    pub fn kv_delete(&self, key: &str) -> Result<(), StoreError> {
+        let request = tf::DeleteKeyValueRequest { key: key.to_owned(), is_directory: true };
+        let mut client = self.coordination();
+        self.store(key, self.call_timeout, async move { client.delete_key_value(request).await }).map(drop)
+    }
+
+    /// Waits until each of the tasks has called the barrier of this name; no tasks means all of the cluster. A name is
+    /// good for one barrier.
+    ///
+    /// # Errors
+    /// When tasks are late (they are named), one fails, they name different tasks, or the coordinator is not reached.
+    pub fn barrier(&self, name: &str, tasks: &[TaskId], timeout: Duration) -> Result<(), BarrierError> {
+        let request = tf::BarrierRequest {
+            barrier_id: name.to_owned(),
+            barrier_timeout_in_ms: i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1),
+            tasks: tasks.iter().map(convert::coordinated_task).collect(),
+            source_task: Some(convert::coordinated_task(&self.process.task)),
+            counter: 0,
+        };
+        let mut client = self.coordination();
+        self.run(timeout + MARGIN, async move { client.barrier(request).await })
+            .map(drop)
+            .map_err(|failure| BarrierError::new(&self.process.task, name, &self.address, &failure))
+    }
+
+    fn store<T: Send + 'static>(
+        &self,
+        key: &str,
+        limit: Duration,
+        call: impl Future<Output = Result<T, tonic::Status>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.run(limit, call).map_err(|failure| StoreError::new(key, &self.address, &failure))
+    }
+
+    fn coordination(&self) -> CoordinationServiceClient<Channel> {
+        CoordinationServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+            .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
+    }
+
+    fn session(&self) -> SessionSetupClient<Channel> {
+        SessionSetupClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+    }
+}

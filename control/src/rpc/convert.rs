@@ -1,0 +1,257 @@
+//! Wire messages to requests, and answers to wire messages. Everything that comes from outside is checked here.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prost::Message;
+use ringway_proto::ringway::v1 as session;
+use ringway_proto::tensorflow as tf;
+use ringway_topology::{HostId, Incarnation, TaskId};
+use tonic::Status;
+
+use crate::core::coordination::errors::{Code, Origin, Refusal};
+use crate::core::coordination::groups::{GroupMember, GroupTable};
+use crate::core::coordination::losses::{Evidence, Loss};
+use crate::core::coordination::request::{Device, Process, State, TaskStatus, Value};
+
+const SERVICE_ERROR_KEY: &str = "type.googleapis.com/tensorflow.CoordinationServiceError";
+const BARRIER_ERROR_KEY: &str = "type.googleapis.com/tensorflow.BarrierError";
+
+/// What TensorFlow puts into the trailer `grpc-status-details-bin`.
+#[derive(Clone, PartialEq, Message)]
+struct StatusDetails {
+    #[prost(btree_map = "string, bytes", tag = "1")]
+    payloads: BTreeMap<String, Vec<u8>>,
+}
+
+/// A refusal as a gRPC status, with details for TensorFlow's clients.
+pub(super) fn status(refusal: &Refusal) -> Status {
+    let payload = match &refusal.origin {
+        Origin::Call => (SERVICE_ERROR_KEY, tf::CoordinationServiceError::default().encode_to_vec()),
+        Origin::Task { .. } => (SERVICE_ERROR_KEY, error_payload(refusal).encode_to_vec()),
+        Origin::Barrier { id, counter } => (
+            BARRIER_ERROR_KEY,
+            tf::BarrierError { barrier_id: id.clone(), counter: *counter }.encode_to_vec(),
+        ),
+    };
+    let details = StatusDetails { payloads: BTreeMap::from([(payload.0.to_owned(), payload.1)]) };
+    let code = tonic::Code::from_i32(refusal.code.number());
+    Status::with_details(code, refusal.message.to_string(), details.encode_to_vec().into())
+}
+
+/// A gRPC status as a refusal.
+pub(super) fn refusal(status: &Status) -> Refusal {
+    Refusal::new(Code::from_number(status.code() as i32), status.message())
+}
+
+/// Says which task an error is of.
+pub(super) fn error_payload(refusal: &Refusal) -> tf::CoordinationServiceError {
+    match &refusal.origin {
+        Origin::Task { task, reported } => tf::CoordinationServiceError {
+            is_reported_error: *reported,
+            source_task: Some(coordinated_task(task)),
+        },
+        Origin::Call | Origin::Barrier { .. } => tf::CoordinationServiceError::default(),
+    }
+}
+
+fn invalid(error: impl std::fmt::Display) -> Status {
+    Status::invalid_argument(error.to_string())
+}
+
+/// A task as TensorFlow names it.
+pub(super) fn task(named: Option<tf::CoordinatedTask>) -> Result<TaskId, Status> {
+    task_of(named, String::new(), 0)
+}
+
+/// The same, or as its first revision names it.
+pub(super) fn task_of(named: Option<tf::CoordinatedTask>, job: String, task: i32) -> Result<TaskId, Status> {
+    let (job, index) = match named {
+        Some(named) => (named.job_name, named.task_id),
+        None if job.is_empty() => return Err(invalid("the request names no task")),
+        None => (job, task),
+    };
+    let index = u32::try_from(index).map_err(|_| invalid(format!("task {index} of a job does not exist")))?;
+    TaskId::new(job, index).map_err(invalid)
+}
+
+/// Several tasks as TensorFlow names them.
+pub(super) fn tasks(named: Vec<tf::CoordinatedTask>) -> Result<Vec<TaskId>, Status> {
+    named.into_iter().map(|named| task(Some(named))).collect()
+}
+
+/// A task as TensorFlow names it.
+pub(super) fn coordinated_task(task: &TaskId) -> tf::CoordinatedTask {
+    // Indices come from the cluster's description, whose counts fit.
+    let task_id = i32::try_from(task.index()).unwrap_or(i32::MAX);
+    tf::CoordinatedTask { job_name: task.job().to_owned(), task_id, recoverable: false }
+}
+
+/// How a task is.
+pub(super) fn state_info(status: &TaskStatus) -> tf::CoordinatedTaskStateInfo {
+    let state = match status.state {
+        State::Disconnected => tf::CoordinatedTaskState::TaskstateDisconnected,
+        State::Connected => tf::CoordinatedTaskState::TaskstateConnected,
+        State::Error => tf::CoordinatedTaskState::TaskstateError,
+    };
+    tf::CoordinatedTaskStateInfo {
+        task: Some(coordinated_task(&status.task)),
+        state: state.into(),
+        error_code: status.error.as_ref().map_or(0, |error| error.code.number()),
+        error_message: status.error.as_ref().map_or_else(String::new, |error| error.message.to_string()),
+        error_payload: status.error.as_ref().map(error_payload),
+        incarnation: status.incarnation.0,
+    }
+}
+
+/// A key and its value.
+pub(super) fn entry(key: String, value: &Value) -> tf::KeyValueEntry {
+    tf::KeyValueEntry { key, value: value.to_vec() }
+}
+
+/// A barrier's time; what is negative counts as none.
+pub(super) fn timeout(timeout_ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0))
+}
+
+/// The devices of a caller, whichever revision it is of.
+pub(super) fn devices(request: tf::WaitForAllTasksRequest) -> Vec<Device> {
+    let first = request.local_device_attributes.into_iter().map(Device::Attributes);
+    let second = request.local_device_info.into_iter().flat_map(|info| {
+        let list = info.tf.unwrap_or_default().devices.into_iter().map(Device::Attributes);
+        let topology = (!info.xla.is_empty()).then_some(Device::Topology(info.xla));
+        list.chain(topology)
+    });
+    let third = request.device_info.unwrap_or_default().device.into_iter();
+    let third = third.map(|any| Device::Any { type_url: any.type_url, value: any.value });
+    first.chain(second).chain(third).collect()
+}
+
+/// The devices of all tasks, in the forms of all revisions.
+pub(super) fn all_devices(devices: &[Device], coordinator: Incarnation) -> tf::WaitForAllTasksResponse {
+    let (mut attributes, mut xla, mut any) = (Vec::new(), Vec::new(), Vec::new());
+    for device in devices {
+        match device {
+            Device::Attributes(bytes) => attributes.push(bytes.clone()),
+            // Serialised messages that follow each other are one message with the lists of both.
+            Device::Topology(bytes) => xla.extend_from_slice(bytes),
+            Device::Any { type_url, value } => {
+                any.push(prost_types::Any { type_url: type_url.clone(), value: value.clone() });
+            }
+        }
+    }
+    let second = tf::CoordinationServiceDeviceInfo {
+        tf: (!attributes.is_empty()).then(|| tf::TfDeviceList { devices: attributes.clone() }),
+        xla,
+    };
+    tf::WaitForAllTasksResponse {
+        leader_incarnation: coordinator.0,
+        cluster_device_info: (second != tf::CoordinationServiceDeviceInfo::default()).then_some(second),
+        cluster_device_attributes: attributes,
+        device_info: Some(tf::DeviceInfo { device: any }),
+    }
+}
+
+/// A process as our own service names it.
+pub(super) fn process(named: Option<session::Process>) -> Result<Process, Status> {
+    let named = named.ok_or_else(|| invalid("the request names no process"))?;
+    Ok(Process {
+        task: TaskId::new(named.job, named.task).map_err(invalid)?,
+        incarnation: Incarnation(named.incarnation),
+        host: named.host.parse::<HostId>().map_err(invalid)?,
+        pid: named.pid,
+    })
+}
+
+/// The wire form of a process.
+pub(super) fn wire_process(process: &Process) -> session::Process {
+    session::Process {
+        job: process.task.job().to_owned(),
+        task: process.task.index(),
+        incarnation: process.incarnation.0,
+        host: process.host.to_text(),
+        pid: process.pid,
+    }
+}
+
+/// A group as the answer to those who entered it.
+pub(super) fn wire_group(table: &GroupTable) -> session::JoinResponse {
+    let members = table.members.iter().map(|member| session::Member {
+        rank: member.rank,
+        process: Some(wire_process(&member.process)),
+        addresses: member.addresses.clone(),
+        hosts_coordinator: member.hosts_coordinator,
+    });
+    session::JoinResponse { members: members.collect(), epoch: table.epoch, secret: table.secret.to_vec() }
+}
+
+/// A group from the answer of the service.
+pub(super) fn group(response: session::JoinResponse) -> Result<GroupTable, Status> {
+    let secret =
+        response.secret.try_into().map_err(|_| invalid("the group's secret does not have 16 bytes"))?;
+    let members = response.members.into_iter().enumerate().map(|(position, member)| {
+        if member.rank as usize != position {
+            return Err(invalid(format!(
+                "the group's table has rank {} at position {position}",
+                member.rank
+            )));
+        }
+        Ok(GroupMember {
+            rank: member.rank,
+            process: process(member.process)?,
+            addresses: member.addresses,
+            hosts_coordinator: member.hosts_coordinator,
+        })
+    });
+    Ok(GroupTable { members: members.collect::<Result<_, _>>()?, epoch: response.epoch, secret })
+}
+
+/// The wire form of a loss.
+pub(super) fn wire_loss(loss: &Loss) -> session::Loss {
+    let evidence = match loss.evidence {
+        Evidence::Heartbeat => session::Evidence::Heartbeat,
+        Evidence::Connection => session::Evidence::Connection,
+        Evidence::Peer => session::Evidence::Peer,
+        Evidence::Own => session::Evidence::Self_,
+        Evidence::Restart => session::Evidence::Restart,
+        Evidence::Coordinator => session::Evidence::Coordinator,
+    };
+    session::Loss {
+        process: Some(session::Process {
+            job: loss.task.job().to_owned(),
+            task: loss.task.index(),
+            incarnation: loss.incarnation.0,
+            host: loss.host.as_ref().map_or_else(String::new, HostId::to_text),
+            pid: loss.pid.unwrap_or(0),
+        }),
+        rank: loss.rank,
+        evidence: evidence.into(),
+        detail: loss.detail.clone(),
+        epoch: loss.epoch,
+    }
+}
+
+/// A loss from the stream of the service.
+pub(super) fn loss(wire: session::Loss) -> Result<Loss, Status> {
+    let evidence = match wire.evidence() {
+        session::Evidence::Unspecified => return Err(invalid("a loss without evidence")),
+        session::Evidence::Heartbeat => Evidence::Heartbeat,
+        session::Evidence::Connection => Evidence::Connection,
+        session::Evidence::Peer => Evidence::Peer,
+        session::Evidence::Self_ => Evidence::Own,
+        session::Evidence::Restart => Evidence::Restart,
+        session::Evidence::Coordinator => Evidence::Coordinator,
+    };
+    let named = wire.process.ok_or_else(|| invalid("a loss that names no process"))?;
+    let host = (!named.host.is_empty()).then(|| named.host.parse::<HostId>()).transpose().map_err(invalid)?;
+    Ok(Loss {
+        task: TaskId::new(named.job, named.task).map_err(invalid)?,
+        incarnation: Incarnation(named.incarnation),
+        pid: host.is_some().then_some(named.pid),
+        host,
+        rank: wire.rank,
+        evidence,
+        detail: wire.detail,
+        epoch: wire.epoch,
+    })
+}

@@ -1,0 +1,13 @@
+//! Where the pure machines of [`crate::core`] meet clocks and sockets.
+//!
+//! - `driver` feeds a machine; `convert` turns wire messages into what machines understand, and back.
+//! - [`serve`] is the coordination service behind a port; [`client`] is the agent in each task.
+
+pub mod client;
+pub mod serve;
+
+mod convert;
+mod driver;
+
+/// Longest message in either direction: a value of 64 MiB and its envelope.
+pub const MESSAGE_LIMIT_BYTES: usize = (64 << 20) + (1 << 20);

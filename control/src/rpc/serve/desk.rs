@@ -1,0 +1,195 @@
+//! The desk between calls and the coordinator: gives each caller a token, keeps who waits, and tells the coordinator
+//! when a caller has gone.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::Stream;
+
+use super::ServerConfig;
+use super::push::Pusher;
+use crate::core::coordination::Coordinator;
+use crate::core::coordination::errors::{Code, Refusal};
+use crate::core::coordination::request::{Effect, Event, Notice, Process, Reply, ReplyTo, Request, WatchId};
+use crate::rpc::driver::{Clock, INBOX_LIMIT, Input, Outbox, drive};
+
+/// How many tasks are connected, for those outside the service's thread.
+#[derive(Debug, Default)]
+pub(super) struct Population {
+    tasks: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Population {
+    fn set(&self, tasks: u32) {
+        *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
+        self.changed.notify_all();
+    }
+
+    /// Waits until there is none.
+    pub(super) fn wait_until_empty(&self, limit: Duration) -> bool {
+        let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(tasks, limit, |tasks| *tasks > 0);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    }
+}
+
+/// What comes with a request: where its answer goes, and the stream that it opens.
+struct Caller {
+    reply: ReplyTo,
+    answer: oneshot::Sender<Result<Reply, Refusal>>,
+    stream: Option<(WatchId, mpsc::Sender<Notice>)>,
+}
+
+/// Where calls meet the coordinator.
+#[derive(Clone)]
+pub(super) struct Desk {
+    inbox: mpsc::Sender<Input<Event, Caller>>,
+    urgent: mpsc::UnboundedSender<Event>,
+    next: Arc<AtomicU64>,
+    notices_limit: usize,
+}
+
+impl Desk {
+    /// Starts a coordinator on the runtime of the caller.
+    pub(super) fn open(config: &ServerConfig, population: Arc<Population>) -> Desk {
+        let (inbox, inputs) = mpsc::channel(INBOX_LIMIT);
+        let (urgent, events) = mpsc::unbounded_channel();
+        let files = Files {
+            callers: HashMap::new(),
+            streams: HashMap::new(),
+            population,
+            pusher: Pusher::new(&config.agents),
+        };
+        let coordinator = Coordinator::new(config.coordinator.clone());
+        tokio::spawn(drive(coordinator, files, Clock::start(), inputs, events));
+        // A stream gets at most the whole log at once, and then one notice for each loss.
+        let notices_limit = config.coordinator.tasks() as usize * 2 + 16;
+        Desk { inbox, urgent, next: Arc::new(AtomicU64::new(1)), notices_limit }
+    }
+
+    /// Asks, and waits for the answer. Dropping the future tells the coordinator that the caller has gone.
+    pub(super) async fn ask(&self, request: Request) -> Result<Reply, Refusal> {
+        self.put(request, None).await
+    }
+
+    /// Opens a stream of notices.
+    pub(super) async fn watch(&self, process: Process, since_epoch: u64) -> Result<Notices, Refusal> {
+        let watch = WatchId(self.next.fetch_add(1, Ordering::Relaxed));
+        let (notify, notices) = mpsc::channel(self.notices_limit);
+        // Made before the coordinator hears of it, so that it hears of its end in any case.
+        let notices = Notices { watch, notices, urgent: self.urgent.clone() };
+        self.put(Request::Watch { watch, process, since_epoch }, Some((watch, notify))).await?;
+        Ok(notices)
+    }
+
+    /// Tells the coordinator that the service ends.
+    pub(super) fn stop(&self) {
+        // Without a driver there is nobody left who waits.
+        let _ = self.urgent.send(Event::Stop);
+    }
+
+    async fn put(
+        &self,
+        request: Request,
+        stream: Option<(WatchId, mpsc::Sender<Notice>)>,
+    ) -> Result<Reply, Refusal> {
+        let reply = ReplyTo(self.next.fetch_add(1, Ordering::Relaxed));
+        let (answer, answered) = oneshot::channel();
+        let input = Input {
+            event: Event::Ask { reply, request },
+            attachment: Some(Caller { reply, answer, stream }),
+        };
+        self.inbox.send(input).await.map_err(|_| ended())?;
+        let mut guard = Guard { reply, urgent: self.urgent.clone(), armed: true };
+        let result = answered.await;
+        guard.armed = false;
+        result.unwrap_or_else(|_| Err(ended()))
+    }
+}
+
+fn ended() -> Refusal {
+    Refusal::new(Code::Aborted, "the coordination service has ended")
+}
+
+/// Tells the coordinator when a caller goes before it is answered.
+struct Guard {
+    reply: ReplyTo,
+    urgent: mpsc::UnboundedSender<Event>,
+    armed: bool,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.armed {
+            // Without a driver there is nobody to tell.
+            let _ = self.urgent.send(Event::Gone { reply: self.reply });
+        }
+    }
+}
+
+/// A stream of notices; dropping it, as happens when the connection breaks, tells the coordinator.
+pub(super) struct Notices {
+    watch: WatchId,
+    notices: mpsc::Receiver<Notice>,
+    urgent: mpsc::UnboundedSender<Event>,
+}
+
+impl Stream for Notices {
+    type Item = Notice;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Notice>> {
+        self.notices.poll_recv(cx)
+    }
+}
+
+impl Drop for Notices {
+    fn drop(&mut self) {
+        // Without a driver there is nobody to tell.
+        let _ = self.urgent.send(Event::WatchBroken { watch: self.watch });
+    }
+}
+
+/// Who waits for what: carries out the coordinator's effects.
+struct Files {
+    callers: HashMap<ReplyTo, oneshot::Sender<Result<Reply, Refusal>>>,
+    streams: HashMap<WatchId, mpsc::Sender<Notice>>,
+    population: Arc<Population>,
+    pusher: Pusher,
+}
+
+impl Outbox<Effect> for Files {
+    type Attachment = Caller;
+
+    fn attach(&mut self, caller: Caller) {
+        self.callers.insert(caller.reply, caller.answer);
+        self.streams.extend(caller.stream);
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Reply { to, result } => {
+                if let Some(answer) = self.callers.remove(&to) {
+                    // A caller that has gone meanwhile needs no answer.
+                    let _ = answer.send(result);
+                }
+            }
+            Effect::Notify { watch, notice } => {
+                // A reader that lets the channel fill up loses the stream, and catches up by opening another.
+                if self.streams.get(&watch).is_some_and(|stream| stream.try_send(notice).is_err()) {
+                    self.streams.remove(&watch);
+                }
+            }
+            Effect::CloseWatch { watch } => {
+                self.streams.remove(&watch);
+            }
+            Effect::PushError { to, error } => self.pusher.push(&to, &error),
+            Effect::Connected { tasks } => self.population.set(tasks),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The coordination service behind a port: TensorFlow's dialect and our session setup, over HTTP/2 in the clear.
+//!
+//! A [`Server`] lives in the process of a launcher, of rank 0, or of `ringway serve`. It has one thread.
+
+mod accept;
+mod coordination;
+mod desk;
+mod push;
+mod session;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ringway_proto::ringway::v1::session_setup_server::SessionSetupServer;
+use ringway_proto::tensorflow::coordination_service_server::CoordinationServiceServer;
+use ringway_topology::{Incarnation, TaskId};
+use tokio::sync::oneshot;
+use tonic::codec::CompressionEncoding;
+
+use self::accept::incoming;
+use self::coordination::Coordination;
+use self::desk::{Desk, Population};
+use self::session::Session;
+use super::MESSAGE_LIMIT_BYTES;
+use crate::core::coordination::CoordinatorConfig;
+
+/// Connections that the kernel holds until the service takes them.
+const BACKLOG: u32 = 4096;
+/// Streams of one connection that are open at once. Each call that waits is one.
+const STREAMS_LIMIT: u32 = 4096;
+/// How long the service waits at its end for answers to be read.
+const FLUSH: Duration = Duration::from_millis(200);
+/// Between two probes of a connection on which nothing moves.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(20);
+/// A connection that does not answer a probe for so long is closed.
+const KEEPALIVE_LIMIT: Duration = Duration::from_secs(20);
+
+/// How the service behaves.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// The state behind the port.
+    pub coordinator: CoordinatorConfig,
+    /// This life of the service; drawn at random by the caller.
+    pub incarnation: Incarnation,
+    /// Connections at once; further ones are closed when they come.
+    pub connections_limit: usize,
+    /// A connection that has not spoken HTTP/2 within this time is closed.
+    pub handshake_timeout: Duration,
+    /// Agents that run servers of their own, at "host:port", and want errors pushed there. TensorFlow's do.
+    pub agents: Vec<(TaskId, String)>,
+}
+
+impl ServerConfig {
+    /// The usual settings for a coordinator. Room for four connections per task.
+    #[must_use]
+    pub fn new(coordinator: CoordinatorConfig, incarnation: Incarnation) -> Self {
+        let connections_limit = coordinator.tasks() as usize * 4 + 64;
+        ServerConfig {
+            coordinator,
+            incarnation,
+            connections_limit,
+            handshake_timeout: Duration::from_secs(10),
+            agents: Vec::new(),
+        }
+    }
+}
+
+/// Why the service did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Another program has the port.
+    #[error(
+        "cannot serve at {address}: the port is in use. Stop the program that has it (`ss -ltnp` names it), give \
+         another port, or port 0 for a free one"
+    )]
+    PortInUse {
+        /// Where it was to be.
+        address: SocketAddr,
+    },
+    /// The port is reserved.
+    #[error("cannot serve at {address}: this user may not open the port. Give one above 1023")]
+    NotAllowed {
+        /// Where it was to be.
+        address: SocketAddr,
+    },
+    /// The address is of another machine.
+    #[error(
+        "cannot serve at {address}: this machine has no such address. Give one of its own, or 0.0.0.0 or [::]"
+    )]
+    NotHere {
+        /// Where it was to be.
+        address: SocketAddr,
+    },
+    /// The system refused otherwise.
+    #[error("cannot serve at {address}: {source}")]
+    System {
+        /// Where it was to be.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl ServeError {
+    fn new(address: SocketAddr, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::AddrInUse => ServeError::PortInUse { address },
+            io::ErrorKind::PermissionDenied => ServeError::NotAllowed { address },
+            io::ErrorKind::AddrNotAvailable => ServeError::NotHere { address },
+            _ => ServeError::System { address, source },
+        }
+    }
+}
+
+/// A running coordination service. Dropping it ends the service: whoever waits gets an answer first.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    incarnation: Incarnation,
+    population: Arc<Population>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts the service at `bind`; port 0 takes a free one. When this returns, clients can connect.
+    ///
+    /// # Errors
+    /// When the address cannot be had, or the system gives no thread.
+    pub fn start(bind: SocketAddr, config: ServerConfig) -> Result<Server, ServeError> {
+        let fault = |source| ServeError::new(bind, source);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
+        let listener = listen(bind).map_err(fault)?;
+        let address = listener.local_addr().map_err(fault)?;
+        let population = Arc::new(Population::default());
+        let (stop, stopped) = oneshot::channel();
+        let (incarnation, counted) = (config.incarnation, population.clone());
+        let thread = std::thread::Builder::new().name("ringway-coord".to_owned()).spawn(move || {
+            runtime.block_on(serve(listener, config, counted, stopped));
+        });
+        let thread = Some(thread.map_err(fault)?);
+        Ok(Server { address, incarnation, population, stop: Some(stop), thread })
+    }
+
+    /// Where the service is, with the port that was taken.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// This life of the service.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Waits until no task is connected, for `limit` at most. Whether that is so.
+    ///
+    /// The process that hosts the service calls this before it ends, so that the others do not lose the service.
+    #[must_use]
+    pub fn wait_until_empty(&self, limit: Duration) -> bool {
+        self.population.wait_until_empty(limit)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The receiver is gone only if the service has ended already.
+        let _ = self.stop.take().map(|stop| stop.send(()));
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(address = %self.address, "the coordination service ended in a panic");
+        }
+    }
+}
+
+fn listen(bind: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(bind), socket2::Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&bind.into())?;
+    socket.listen(BACKLOG as i32)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+async fn serve(
+    listener: TcpListener,
+    config: ServerConfig,
+    population: Arc<Population>,
+    stopped: oneshot::Receiver<()>,
+) {
+    let connections = match incoming(listener, config.connections_limit, config.handshake_timeout) {
+        Ok(connections) => connections,
+        Err(error) => return tracing::error!(%error, "the coordination service cannot take connections"),
+    };
+    let desk = Desk::open(&config, population);
+    let coordination = CoordinationServiceServer::new(Coordination::new(desk.clone(), config.incarnation))
+        .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+        .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
+        .accept_compressed(CompressionEncoding::Gzip);
+    let session = SessionSetupServer::new(Session::new(desk.clone(), config.incarnation))
+        .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+        .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
+        .accept_compressed(CompressionEncoding::Gzip);
+    let (drain, drained) = oneshot::channel::<()>();
+    let service = tonic::transport::Server::builder()
+        .max_concurrent_streams(STREAMS_LIMIT)
+        .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
+        .http2_keepalive_timeout(Some(KEEPALIVE_LIMIT))
+        .add_service(coordination)
+        .add_service(session)
+        .serve_with_incoming_shutdown(connections, async {
+            let _ = drained.await;
+        });
+    let mut service = std::pin::pin!(service);
+    tokio::select! {
+        result = &mut service => {
+            if let Err(error) = result {
+                tracing::error!(%error, "the coordination service ended");
+            }
+            return;
+        }
+        // An error means that the handle is gone, which also ends the service.
+        _ = stopped => {}
+    }
+    desk.stop();
+    let _ = drain.send(());
+    // What is not read by then is lost with the connection, which says as much.
+    let _ = tokio::time::timeout(FLUSH, service).await;
+}
