@@ -3,8 +3,8 @@
 //!
 //! The method is Fabian Giesen's (<https://gist.github.com/rygorous/2156668>, public domain): numbers below
 //! the normal range are rounded by the adder, by adding a number whose last bit is the result's last bit.
-//! No step reads or makes an f32 below f32's own normal range, so a process that flushes those to zero gets
-//! the same bits.
+//! No result hangs on f32 numbers below f32's own normal range, so a process that flushes those to zero
+//! gets the same bits.
 #![forbid(unsafe_code)]
 
 use half::{bf16, f16};

@@ -11,6 +11,30 @@ pub(super) enum Operands<'a> {
     Into { out: &'a mut [u8], left: &'a [u8], right: &'a [u8] },
 }
 
+impl<'a> Operands<'a> {
+    /// The longest front part that is a multiple of `bytes`, and the rest.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn split(self, bytes: usize) -> (Operands<'a>, Operands<'a>) {
+        match self {
+            Operands::InPlace { acc, incoming } => {
+                let at = acc.len() - acc.len() % bytes;
+                let (acc, acc_rest) = acc.split_at_mut(at);
+                let (incoming, incoming_rest) = incoming.split_at(at);
+                let rest = Operands::InPlace { acc: acc_rest, incoming: incoming_rest };
+                (Operands::InPlace { acc, incoming }, rest)
+            }
+            Operands::Into { out, left, right } => {
+                let at = out.len() - out.len() % bytes;
+                let (out, out_rest) = out.split_at_mut(at);
+                let (left, left_rest) = left.split_at(at);
+                let (right, right_rest) = right.split_at(at);
+                let rest = Operands::Into { out: out_rest, left: left_rest, right: right_rest };
+                (Operands::Into { out, left, right }, rest)
+            }
+        }
+    }
+}
+
 /// `acc[i] = f(acc[i], incoming[i])`. The slices are byte arrays of alignment 1: any address will do.
 #[inline(always)]
 pub(super) fn in_place<T: Wire<N>, const N: usize>(acc: &mut [u8], incoming: &[u8], f: impl Fn(T, T) -> T) {
@@ -42,14 +66,14 @@ pub(super) fn each<T: Wire<N>, const N: usize>(bytes: &mut [u8], f: impl Fn(T) -
 }
 
 /// Compiles `combine` and `average` for one instruction set: every function gets the given attributes, and
-/// the loops above are inlined into them. The module gives `f16` itself (`fn f16(op, Operands)`), as some
-/// processors convert it by an instruction that no compiler finds by itself.
+/// the loops above are inlined into them. The module gives `combine_f16` and `average_f16` itself, as some processors
+/// convert that type by an instruction that no compiler finds by itself.
 macro_rules! kernels {
     ($(#[$set:meta])*) => {
         use super::element::{Bits, Number, Ordered, Wire};
         use super::kernels::{self, Operands};
         use super::op::ReduceOp;
-        use half::bf16;
+        use half::{bf16, f16};
         use ringway_dataplane::memory::{Bool, DType};
 
         // Own functions, not inlined: their slices are parameters, which are known not to overlap.
@@ -122,7 +146,7 @@ macro_rules! kernels {
         $(#[$set])*
         pub(super) fn combine(op: ReduceOp, dtype: DType, operands: Operands<'_>) {
             match dtype {
-                DType::F16 => f16(op, operands),
+                DType::F16 => combine_f16(op, operands),
                 DType::Bf16 => float::<bf16, 2>(op, operands),
                 DType::F32 => float::<f32, 4>(op, operands),
                 DType::F64 => float::<f64, 8>(op, operands),
@@ -142,7 +166,7 @@ macro_rules! kernels {
         $(#[$set])*
         pub(super) fn average(dtype: DType, bytes: &mut [u8], ranks: u32) {
             match dtype {
-                DType::F16 => each::<half::f16, 2>(bytes, |x| x.over(ranks)),
+                DType::F16 => average_f16(bytes, ranks),
                 DType::Bf16 => each::<bf16, 2>(bytes, |x| x.over(ranks)),
                 DType::F32 => each::<f32, 4>(bytes, |x| x.over(ranks)),
                 DType::F64 => each::<f64, 8>(bytes, |x| x.over(ranks)),

@@ -3,6 +3,10 @@
 
 super::kernels::kernels! {}
 
-fn f16(op: ReduceOp, operands: Operands<'_>) {
-    float::<half::f16, 2>(op, operands);
+fn combine_f16(op: ReduceOp, operands: Operands<'_>) {
+    float::<f16, 2>(op, operands);
+}
+
+fn average_f16(bytes: &mut [u8], ranks: u32) {
+    each::<f16, 2>(bytes, |x| x.over(ranks));
 }

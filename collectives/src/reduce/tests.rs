@@ -1,5 +1,8 @@
 //! The public operations, by name, refusal and value. The paths are held to one reference in `paths`.
 
+mod paths;
+mod reference;
+
 use super::*;
 
 #[test]
