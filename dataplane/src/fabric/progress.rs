@@ -137,7 +137,7 @@ fn sleep<T: Transport + ?Sized>(transport: &T, longest: Duration, nap_us: &mut u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::{Hub, LoopbackConfig, Note, Peer};
+    use crate::transport::{Hub, LoopbackConfig, Note, Peer, Trace};
 
     const FAR: Duration = Duration::from_secs(30);
 
@@ -174,6 +174,19 @@ mod tests {
             });
             assert!(matches!(events[..], [Event::Note { .. }, Event::Left { .. }]), "{events:?}");
         }
+    }
+
+    #[test]
+    fn a_waiting_thread_does_next_to_nothing() {
+        // W2: without a spin, waiting is a poll, a sleep until the deadline, and a last poll.
+        let (a, _b) = pair();
+        let (mut a, mut events) = (Trace::new(a, 16), Vec::new());
+        while Waiter::new(0).wait(&mut a, &mut events, Instant::now()) == WaitOutcome::Woken {}
+        let before = a.snapshot().polls;
+        let deadline = Instant::now() + Duration::from_millis(100);
+        assert_eq!(Waiter::new(0).wait(&mut a, &mut events, deadline), WaitOutcome::TimedOut);
+        let polls = a.snapshot().polls - before;
+        assert!(polls <= 4, "{polls} polls");
     }
 
     #[test]

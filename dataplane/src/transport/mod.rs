@@ -2,6 +2,7 @@
 //!
 //! - [`contract`]: the [`Transport`] trait. [`op`]: operations, events, errors. [`caps`]: what a transport can do.
 //! - [`conformance`]: the suite that holds every transport to it.
+//! - [`fault`] and [`trace`]: decorators of any transport, that break it on purpose and that remember what it did.
 //! - [`loopback`]: threads of one process. [`seed`]: randomness that replays.
 //! - [`wake`]: how another thread rouses one that sleeps on a transport.
 #![forbid(unsafe_code)]
@@ -9,13 +10,17 @@
 pub mod caps;
 pub mod conformance;
 pub mod contract;
+pub mod fault;
 pub mod loopback;
 pub mod op;
 pub mod seed;
+pub mod trace;
 pub mod wake;
 
 pub use caps::Caps;
 pub use contract::{Address, ConnectError, RegionKey, RegisterError, Transport};
+pub use fault::{After, Fault, FaultHandle, FaultPlan, Faulty};
 pub use loopback::{Hub, Loopback, LoopbackConfig};
 pub use op::{Cause, CauseKind, Completion, Event, Note, Op, OpError, OpId, Peer, PostError, Stamp, Tag};
+pub use trace::Trace;
 pub use wake::Waker;
