@@ -3,6 +3,7 @@
 mod recorded;
 
 use recorded::{Recording, cpu_lists, cpus, placed};
+use ringway_topology::model::cpuset::CpuSet;
 use ringway_topology::model::link::Distance;
 use ringway_topology::model::order::{Location, hops_at_least, ring_order};
 use ringway_topology::model::place::{PlaceError, Request, place};
@@ -19,11 +20,15 @@ fn invariants_hold(machine: &Machine, most: u32) {
             assert!(!one.cpus.is_empty() && one.cpus.inside(allowed), "I1: {}", context());
             assert_eq!(one.rank.index(), at);
             assert!(!one.reason.is_empty());
-            if ranks as usize <= allowed.len() && machine.parts().nodes.len() <= 1 {
+            if ranks as usize <= allowed.len() {
                 for other in &placements[..at] {
                     assert!(!one.cpus.meets(&other.cpus), "I2: {}", context());
                 }
             }
+            let nodes = || machine.parts().nodes.iter().map(|node| node.cpus.and(allowed));
+            let whole = |node: CpuSet| node.inside(&one.cpus) || !node.meets(&one.cpus);
+            let in_one = nodes().any(|node| one.cpus.inside(&node));
+            assert!(in_one || nodes().all(whole), "I3: {}", context());
         }
         assert_eq!(placed(machine, ranks), placements, "I5");
     }
@@ -105,6 +110,40 @@ fn odd_cpusets_are_kept_to() {
 }
 
 #[test]
+fn any_cpuset_keeps_the_invariants() {
+    let machine = Recording::named("quad-node.tree").machine();
+    // Steele and Vigna's splitmix64; the seed is in the message of a failure.
+    let mut seed = 0x5eed_u64;
+    for _ in 0..150 {
+        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mask = (mixed ^ (mixed >> 27)) & 0xffff;
+        let allowed = CpuSet::from_mask(&format!("{:x}", mask.max(1))).unwrap();
+        let mut parts = machine.parts().clone();
+        parts.name = format!("seed {seed:#x}, allowed {allowed}");
+        parts.allowed = allowed;
+        invariants_hold(&Machine::new(parts).unwrap(), 6);
+    }
+}
+
+#[test]
+fn interfaces_that_are_named_are_used_whatever_they_are() {
+    let machine = Recording::named("quad-node.tree").machine();
+    let named = |nics: &[&str], infiniband: &[&str]| {
+        let owned = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
+        let request =
+            Request { nics: owned(nics), infiniband: owned(infiniband), ..Request::plain(&machine, 4) };
+        place(&machine, &request).unwrap()
+    };
+    for one in named(&["eno1"], &["mlx5_1"]) {
+        assert_eq!((one.nics.join(" "), one.infiniband.join(" ")), ("eno1".into(), "mlx5_1".into()));
+    }
+    let two = named(&["eno1", "enp193s0"], &[]);
+    assert_eq!((two[0].nics.join(" "), two[3].nics.join(" ")), ("eno1".into(), "enp193s0".into()));
+    assert!(two[0].infiniband.is_empty() && named(&["nonexistent"], &[])[0].nics.is_empty());
+}
+
+#[test]
 fn containers_and_bonds_have_their_interface() {
     let machine = Recording::named("container.tree").machine();
     invariants_hold(&machine, 6);
@@ -140,9 +179,9 @@ fn only_loopback_is_still_an_interface_and_none_is_said() {
 fn requests_that_cannot_be_met_are_refused() {
     let machine = Recording::named("quad-node.tree").machine();
     let request = |allowed: &str, devices: &[&str]| Request {
-        local_ranks: 2,
         allowed: cpus(allowed),
         devices: devices.iter().map(|address| address.parse().unwrap()).collect(),
+        ..Request::plain(&machine, 2)
     };
     let refused = |request: &Request| place(&machine, request).unwrap_err();
     assert!(matches!(refused(&request("100", &[])), PlaceError::NoCpu { .. }));
@@ -205,7 +244,7 @@ mod with_hwloc {
         let gpus = &machine.parts().gpus;
         let order = [7usize, 0, 3, 4, 2, 1, 6, 5];
         let devices = order.iter().map(|&at| gpus[at].pci).collect();
-        let request = Request { local_ranks: 8, allowed: machine.parts().allowed.clone(), devices };
+        let request = Request { devices, ..Request::plain(&machine, 8) };
         let placements = place(&machine, &request).unwrap();
         for (one, at) in placements.iter().zip(order) {
             assert_eq!(one.nics, [format!("ib{at}")], "{}", one.reason);

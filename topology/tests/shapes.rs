@@ -115,7 +115,7 @@ old-pair (sysfs): 2 packages, 4 cores, 6 CPUs, 32 GiB
     NUMA node 2: 16 GiB, CPUs 4-5,7
       network ens1f0 (device) at 0000:81:00.0, up, 10000 Mb/s, MTU 1500
       network ens1f1 (device) at 0000:81:00.1, down, MTU 1500
-  network lo (loopback), state not known, MTU 65536
+  other networks: lo (loopback)
 ";
     assert_eq!(machine.to_string(), expected);
     let restricted = machine.with_allowed(cpus("1-2")).unwrap().to_string();
@@ -148,6 +148,24 @@ fn this_machine_is_read_alike_from_every_source() {
 
 #[cfg(feature = "hwloc")]
 mod with_hwloc {
+    /// libhwloc can be told by the environment to describe another machine; ranks must not be placed on that.
+    #[test]
+    fn a_description_of_another_machine_is_not_taken_for_this_one() {
+        const OTHER: &str = "HWLOC_SYNTHETIC";
+        if std::env::var_os(OTHER).is_some() {
+            assert_eq!(ringway_topology::host::discover().unwrap().parts().source, Source::Sysfs);
+            return;
+        }
+        let name = "with_hwloc::a_description_of_another_machine_is_not_taken_for_this_one";
+        let again = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(OTHER, "pack:3 core:5 pu:1")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&again.stdout);
+        assert!(again.status.success() && said.contains("1 passed"), "{said}");
+    }
+
     use super::*;
     use recorded::{fixture, fixture_path};
     use ringway_topology::host::{from_synthetic, from_xml, from_xml_file};

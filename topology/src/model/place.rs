@@ -1,8 +1,9 @@
 //! Where the ranks of one machine go: CPUs, memory node, network interfaces, and why.
 //!
 //! - I1: every rank has at least one CPU, and only allowed ones.
-//! - I2: while ranks do not outnumber CPUs, no two ranks share a CPU. When they do, the ranks of a NUMA node
-//!   share all its CPUs, so that the kernel can balance them.
+//! - I2: while ranks do not outnumber CPUs (those of the accelerators' NUMA node, where ranks have accelerators),
+//!   no two ranks share a CPU. When they do, the ranks of a node share all its CPUs, so that the kernel can
+//!   balance them.
 //! - I3: a rank's CPUs lie in one NUMA node, unless its package or the machine has fewer ranks than nodes; then
 //!   a rank has whole nodes, neighbours in the tree.
 //! - I4: a rank's interfaces are the nearest usable ones; ranks equally near to several share them out.
@@ -28,6 +29,20 @@ pub struct Request {
     pub allowed: CpuSet,
     /// The accelerator of each local rank, or empty when ranks have none.
     pub devices: Vec<PciAddress>,
+    /// Names of the network interfaces to choose from, whatever their kind and state (a setting names them, or
+    /// only they have an address); none leaves the choice to the rules of this module.
+    pub nics: Option<Vec<String>>,
+    /// Names of the RDMA devices to choose from, likewise.
+    pub infiniband: Option<Vec<String>>,
+}
+
+impl Request {
+    /// Ranks without accelerators, on any of the machine's allowed CPUs and interfaces.
+    #[must_use]
+    pub fn plain(machine: &Machine, local_ranks: u32) -> Self {
+        let allowed = machine.parts().allowed.clone();
+        Request { local_ranks, allowed, devices: Vec::new(), nics: None, infiniband: None }
+    }
 }
 
 /// Where one rank goes.
@@ -106,8 +121,8 @@ pub fn place(machine: &Machine, request: &Request) -> Result<Vec<Placement>, Pla
         .enumerate()
         .map(|(rank, cpus)| Home::new(machine, cpus, request.devices.get(rank).copied()))
         .collect();
-    let nics = assign(&homes, &usable_nics(machine));
-    let infiniband = assign(&homes, &usable_infiniband(machine));
+    let nics = assign(&homes, &usable_nics(machine, request.nics.as_deref()));
+    let infiniband = assign(&homes, &usable_infiniband(machine, request.infiniband.as_deref()));
     Ok(homes
         .into_iter()
         .zip(nics.into_iter().zip(infiniband))
@@ -384,63 +399,59 @@ struct Candidate<'m> {
     places: Vec<Part>,
 }
 
-fn places(pci: Option<PciAddress>, node: Option<u32>) -> Option<Part> {
+fn place_of(pci: Option<PciAddress>, node: Option<u32>) -> Option<Part> {
     pci.map(Part::Device).or(node.map(Part::Node))
 }
 
 /// Interfaces that carry tensors: real ones that are up and not a member of another; of a bond or bridge, the
 /// whole. Without any, virtual ones that are up; without those, loopback.
-fn usable_nics(machine: &Machine) -> Vec<Candidate<'_>> {
+fn usable_nics<'m>(machine: &'m Machine, named: Option<&[String]>) -> Vec<Candidate<'m>> {
     let nics = &machine.parts().nics;
-    let members = |nic: &Nic| -> Vec<&Nic> {
-        nics.iter().filter(|other| other.master.as_deref() == Some(nic.name.as_str())).collect()
+    let chosen = match named {
+        Some(names) => nics.iter().filter(|nic| names.contains(&nic.name)).collect(),
+        None => carriers(nics),
     };
-    let up = |nic: &&Nic| nic.state != LinkState::Down;
-    let free = |nic: &&Nic| nic.master.is_none();
-    let real: Vec<&Nic> = nics
-        .iter()
-        .filter(up)
-        .filter(free)
-        .filter(|nic| nic.kind.is_real() || members(nic).iter().any(|member| member.kind.is_real()))
-        .collect();
-    let of_kind = |loopback: bool| {
-        let wanted = move |nic: &&Nic| (nic.kind == NicKind::Loopback) == loopback;
-        nics.iter().filter(up).filter(free).filter(wanted).collect::<Vec<_>>()
+    let candidate = |nic: &'m Nic| {
+        let parts = std::iter::once(nic).chain(members(nics, nic));
+        Candidate { name: &nic.name, places: parts.filter_map(|nic| place_of(nic.pci, nic.node)).collect() }
     };
-    let mut chosen = [real, of_kind(false), of_kind(true)].into_iter().find(|list| !list.is_empty());
-    let chosen = chosen.get_or_insert_default();
-    let speed = |nic: &Nic| {
-        let own = members(nic).iter().filter_map(|member| member.speed_mbps).max();
-        nic.speed_mbps.or(own)
-    };
-    let fastest = chosen.iter().filter_map(|nic| speed(nic)).max().unwrap_or(0);
-    chosen
-        .iter()
-        .filter(|nic| speed(nic).is_none_or(|own| own.saturating_mul(MANAGEMENT_SPEED_RATIO) > fastest))
-        .map(|nic| Candidate {
-            name: &nic.name,
-            places: std::iter::once(*nic)
-                .chain(members(nic))
-                .filter_map(|nic| places(nic.pci, nic.node))
-                .collect(),
-        })
-        .collect()
+    chosen.into_iter().map(candidate).collect()
 }
 
-fn usable_infiniband(machine: &Machine) -> Vec<Candidate<'_>> {
-    let up = |device: &&InfiniBand| {
+/// The interfaces that belong to a bond or bridge.
+fn members<'m>(nics: &'m [Nic], whole: &Nic) -> Vec<&'m Nic> {
+    nics.iter().filter(|nic| nic.master.as_deref() == Some(whole.name.as_str())).collect()
+}
+
+fn carriers(nics: &[Nic]) -> Vec<&Nic> {
+    let up = |nic: &&Nic| nic.state != LinkState::Down && nic.master.is_none();
+    let real =
+        |nic: &Nic| nic.kind.is_real() || members(nics, nic).iter().any(|member| member.kind.is_real());
+    let preferences: [&dyn Fn(&Nic) -> bool; 3] =
+        [&real, &|nic| nic.kind != NicKind::Loopback, &|nic| nic.kind == NicKind::Loopback];
+    let of = |wanted: &dyn Fn(&Nic) -> bool| -> Vec<&Nic> {
+        nics.iter().filter(up).filter(|nic| wanted(nic)).collect()
+    };
+    let mut chosen = preferences.into_iter().map(of).find(|found| !found.is_empty()).unwrap_or_default();
+    let speed = |nic: &Nic| {
+        nic.speed_mbps.or_else(|| members(nics, nic).iter().filter_map(|member| member.speed_mbps).max())
+    };
+    let fastest = chosen.iter().filter_map(|nic| speed(nic)).max().unwrap_or(0);
+    chosen.retain(|nic| speed(nic).is_none_or(|own| own.saturating_mul(MANAGEMENT_SPEED_RATIO) > fastest));
+    chosen
+}
+
+fn usable_infiniband<'m>(machine: &'m Machine, named: Option<&[String]>) -> Vec<Candidate<'m>> {
+    let carries = |device: &InfiniBand| {
         device.ports.is_empty() || device.ports.iter().any(|port| port.state != LinkState::Down)
     };
-    machine
-        .parts()
-        .infiniband
-        .iter()
-        .filter(up)
-        .map(|device| Candidate {
-            name: &device.name,
-            places: places(device.pci, device.node).into_iter().collect(),
-        })
-        .collect()
+    let chosen =
+        |device: &&InfiniBand| named.map_or_else(|| carries(device), |names| names.contains(&device.name));
+    let candidate = |device: &'m InfiniBand| Candidate {
+        name: &device.name,
+        places: place_of(device.pci, device.node).into_iter().collect(),
+    };
+    machine.parts().infiniband.iter().filter(chosen).map(candidate).collect()
 }
 
 /// Gives each rank the nearest candidates. Ranks to which the same ones are nearest divide them: several each

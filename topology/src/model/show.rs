@@ -108,10 +108,21 @@ impl Machine {
         for device in parts.infiniband.iter().filter(|device| device.node == at) {
             writeln!(f, "{indent}{}", Shown(device))?;
         }
-        for nic in parts.nics.iter().filter(|nic| nic.node == at) {
+        // Hosts of containers have hundreds of virtual interfaces: those share a line.
+        let listed = |nic: &&Nic| nic.kind.is_real();
+        for nic in parts.nics.iter().filter(|nic| nic.node == at).filter(listed) {
             writeln!(f, "{indent}{}", Shown(nic))?;
         }
-        Ok(())
+        let mut others = parts.nics.iter().filter(|nic| nic.node == at && !listed(nic)).peekable();
+        if others.peek().is_none() {
+            return Ok(());
+        }
+        write!(f, "{indent}other networks:")?;
+        for nic in others {
+            let down = if nic.state == LinkState::Down { ", down" } else { "" };
+            write!(f, " {} ({}{down})", nic.name, kind(nic.kind))?;
+        }
+        writeln!(f)
     }
 }
 
@@ -153,16 +164,7 @@ impl fmt::Display for Shown<&InfiniBand> {
 
 impl fmt::Display for Shown<&Nic> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.0.kind {
-            NicKind::Physical => "device",
-            NicKind::Loopback => "loopback",
-            NicKind::Veth => "veth",
-            NicKind::Bridge => "bridge",
-            NicKind::Bond => "bond",
-            NicKind::Stacked => "stacked",
-            NicKind::Virtual => "virtual",
-        };
-        write!(f, "network {} ({kind})", self.0.name)?;
+        write!(f, "network {} ({})", self.0.name, kind(self.0.kind))?;
         if let Some(pci) = self.0.pci {
             write!(f, " at {pci}")?;
         }
@@ -177,6 +179,18 @@ impl fmt::Display for Shown<&Nic> {
             write!(f, ", part of {master}")?;
         }
         Ok(())
+    }
+}
+
+fn kind(kind: NicKind) -> &'static str {
+    match kind {
+        NicKind::Physical => "device",
+        NicKind::Loopback => "loopback",
+        NicKind::Veth => "veth",
+        NicKind::Bridge => "bridge",
+        NicKind::Bond => "bond",
+        NicKind::Stacked => "stacked",
+        NicKind::Virtual => "virtual",
     }
 }
 

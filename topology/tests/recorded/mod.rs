@@ -90,8 +90,7 @@ pub(crate) fn cpus(text: &str) -> CpuSet {
 
 /// Places ranks without accelerators on the machine's allowed CPUs.
 pub(crate) fn placed(machine: &Machine, local_ranks: u32) -> Vec<Placement> {
-    let request = Request { local_ranks, allowed: machine.parts().allowed.clone(), devices: Vec::new() };
-    place(machine, &request).unwrap()
+    place(machine, &Request::plain(machine, local_ranks)).unwrap()
 }
 
 /// The CPU lists of placements.
