@@ -6,7 +6,8 @@ use std::path::Path;
 
 use recorded::{Recording, cpus, fixture};
 use ringway_topology::Machine;
-use ringway_topology::host::{from_xml_file, sysfs};
+use ringway_topology::host::{from_xml, from_xml_file, sysfs};
+use ringway_topology::model::cpuset::CPU_LIMIT;
 use ringway_topology::model::machine::{Cache, Core, MachineError, NumaNode, Package, Parts, Source};
 
 const GARBAGE: [&[u8]; 8] =
@@ -111,8 +112,10 @@ fn contradictions_are_found() {
             }),
             MachineError::Distances { nodes: 1 }
         ),
-        "I5"
+        "I6"
     );
+    let crowd = |parts: &mut Parts| parts.nodes = (0..2000).map(|index| node(index, "")).collect();
+    assert!(matches!(broken(&crowd), MachineError::TooMany { count: 2000, .. }), "I5");
     let mut two_memories = Parts::bare("m".into(), Source::Sysfs, cpus("0-3"));
     two_memories.nodes = vec![node(0, "0-3"), node(1, "0-3"), node(2, "")];
     two_memories.caches = vec![cache(1, "0-1"), cache(2, "0-3")];
@@ -127,11 +130,76 @@ fn files_that_cannot_be_read_are_named() {
     assert!(endless.contains("/dev/zero") && endless.contains("limit"), "{endless}");
 }
 
+#[test]
+fn broken_xml_is_refused() {
+    let whole = fixture("virtual-machine.xml");
+    for text in [
+        "",
+        "x",
+        "<a/>",
+        "<topology",
+        "<topology/>",
+        "<topology version=\"2.0\"></topology>",
+        "\0",
+        "<topology\0/>",
+    ] {
+        assert!(from_xml(text).is_err(), "{text:?}");
+    }
+    assert!(from_xml(&whole.replace("cpuset=\"0x00000003\"", "")).is_err(), "objects without CPUs");
+    let infinite = whole.replace("0x00000003", "0xf...f").replace("0x00000001", "0xf...f");
+    assert!(from_xml(&infinite).is_err(), "sets without end");
+    let far = format!("\"0x1{}\"", ",".repeat(3000));
+    match from_xml(&whole.replace("\"0x00000003\"", &far)) {
+        Ok(machine) => assert!(machine.parts().cpus.last() < Some(CPU_LIMIT), "{}", machine.parts().cpus),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+#[test]
+fn xml_may_end_anywhere_or_hold_anything() {
+    let whole = fixture("gpu-box.xml");
+    // Every 61st byte: prime to the line lengths, so that cuts fall everywhere in an element.
+    for at in (0..whole.len()).step_by(61) {
+        assert!(from_xml(&whole[..at]).is_err(), "cut at byte {at}");
+    }
+    let attributes = [
+        "cpuset",
+        "nodeset",
+        "os_index",
+        "cache_size",
+        "depth",
+        "bridge_pci",
+        "pci_busid",
+        "pci_type",
+        "osdev_type",
+        "bridge_type",
+        "gp_index",
+        "type",
+        "name",
+        "allowed_cpuset",
+    ];
+    for attribute in attributes {
+        for garbage in
+            ["", "x", "-1", "0xffffffff,0xffffffff", "99999999999999999999", "0x0", "ffff:ff:ff.f", "&lt;"]
+        {
+            for nth in [0, 1, 5] {
+                let Some((at, _)) = whole.match_indices(&format!(" {attribute}=\"")).nth(nth) else {
+                    continue;
+                };
+                let start = at + attribute.len() + 3;
+                let end = start + whole[start..].find('"').unwrap();
+                let changed = format!("{}{garbage}{}", &whole[..start], &whole[end..]);
+                if let Err(error) = from_xml(&changed) {
+                    assert!(!error.to_string().is_empty());
+                }
+            }
+        }
+    }
+}
+
 #[cfg(feature = "hwloc")]
 mod with_hwloc {
-    use super::*;
-    use ringway_topology::host::{from_synthetic, from_xml};
-    use ringway_topology::model::cpuset::CPU_LIMIT;
+    use ringway_topology::host::from_synthetic;
 
     #[test]
     fn broken_synthetic_descriptions_are_refused() {
@@ -145,82 +213,10 @@ mod with_hwloc {
             "pu:1 pack:2",
             "a\0b",
             "pack:-1 pu:2",
+            "pu:4294967295",
+            "pack:1000 core:1000 pu:1000",
         ] {
             assert!(from_synthetic(text).is_err(), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn broken_xml_is_refused() {
-        let whole = fixture("virtual-machine.xml");
-        for text in [
-            "",
-            "x",
-            "<a/>",
-            "<topology",
-            "<topology/>",
-            "<topology version=\"2.0\"></topology>",
-            "\0",
-            "<topology\0/>",
-        ] {
-            assert!(from_xml(text).is_err(), "{text:?}");
-        }
-        assert!(from_xml(&whole.replace("cpuset=\"0x00000003\"", "")).is_err(), "objects without CPUs");
-        let infinite = whole.replace("0x00000003", "0xf...f").replace("0x00000001", "0xf...f");
-        assert!(from_xml(&infinite).is_err(), "sets without end");
-        let far = format!("\"0x1{}\"", ",".repeat(3000));
-        match from_xml(&whole.replace("\"0x00000003\"", &far)) {
-            Ok(machine) => assert!(machine.parts().cpus.last() < Some(CPU_LIMIT), "{}", machine.parts().cpus),
-            Err(error) => assert!(!error.to_string().is_empty()),
-        }
-    }
-
-    #[test]
-    fn xml_may_end_anywhere_or_hold_anything() {
-        let whole = fixture("gpu-box.xml");
-        // Every 61st byte: prime to the line lengths, so that cuts fall everywhere in an element.
-        for at in (0..whole.len()).step_by(61) {
-            assert!(from_xml(&whole[..at]).is_err(), "cut at byte {at}");
-        }
-        let attributes = [
-            "cpuset",
-            "nodeset",
-            "os_index",
-            "cache_size",
-            "depth",
-            "bridge_pci",
-            "pci_busid",
-            "pci_type",
-            "osdev_type",
-            "bridge_type",
-            "gp_index",
-            "type",
-            "name",
-            "allowed_cpuset",
-        ];
-        for attribute in attributes {
-            for garbage in [
-                "",
-                "x",
-                "-1",
-                "0xffffffff,0xffffffff",
-                "99999999999999999999",
-                "0x0",
-                "ffff:ff:ff.f",
-                "&lt;",
-            ] {
-                for nth in [0, 1, 5] {
-                    let Some((at, _)) = whole.match_indices(&format!(" {attribute}=\"")).nth(nth) else {
-                        continue;
-                    };
-                    let start = at + attribute.len() + 3;
-                    let end = start + whole[start..].find('"').unwrap();
-                    let changed = format!("{}{garbage}{}", &whole[..start], &whole[end..]);
-                    if let Err(error) = from_xml(&changed) {
-                        assert!(!error.to_string().is_empty());
-                    }
-                }
-            }
         }
     }
 }

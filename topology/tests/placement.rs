@@ -2,7 +2,8 @@
 
 mod recorded;
 
-use recorded::{Recording, cpu_lists, cpus, placed};
+use recorded::{Recording, cpu_lists, cpus, fixture_path, placed};
+use ringway_topology::host::from_xml_file;
 use ringway_topology::model::cpuset::CpuSet;
 use ringway_topology::model::link::Distance;
 use ringway_topology::model::order::{Location, hops_at_least, ring_order};
@@ -213,11 +214,54 @@ fn a_ring_over_placed_ranks_enters_each_node_once() {
     assert_eq!(hops_at_least(&dealt, &locations, Distance::Network), 16);
 }
 
+#[test]
+fn an_accelerator_and_its_rank_share_a_card_behind_one_switch() {
+    // Fails if distances are ignored: the devices are handed to ranks in an order of their own.
+    let machine = from_xml_file(&fixture_path("gpu-box.xml")).unwrap();
+    let gpus = &machine.parts().gpus;
+    let order = [7usize, 0, 3, 4, 2, 1, 6, 5];
+    let devices = order.iter().map(|&at| gpus[at].pci).collect();
+    let request = Request { devices, ..Request::plain(&machine, 8) };
+    let placements = place(&machine, &request).unwrap();
+    for (one, at) in placements.iter().zip(order) {
+        assert_eq!(one.nics, [format!("ib{at}")], "{}", one.reason);
+        assert_eq!(one.node, Some(if at < 4 { 0 } else { 1 }), "{}", one.reason);
+        assert_eq!(one.cpus.len(), 4);
+        if at == 5 {
+            // mlx5_5's port is down, so its neighbours on the same NUMA node stand in.
+            assert!(!one.infiniband.contains(&"mlx5_5".to_owned()) && !one.infiniband.is_empty());
+        } else {
+            assert_eq!(one.infiniband, [format!("mlx5_{at}")], "{}", one.reason);
+        }
+    }
+    assert_eq!(
+        placements[1].reason,
+        "cpus 0-3 and memory of NUMA node 0, near accelerator 0000:18:00.0; \
+         ib0 behind the same PCI switch as the accelerator; mlx5_0 behind the same PCI switch as the accelerator"
+    );
+    for (at, one) in placements.iter().enumerate() {
+        assert!(placements[..at].iter().all(|other| !other.cpus.meets(&one.cpus)), "I2");
+    }
+}
+
+#[test]
+fn without_accelerators_ranks_share_out_the_cards_of_their_node() {
+    let machine = from_xml_file(&fixture_path("gpu-box.xml")).unwrap();
+    let two = placed(&machine, 2);
+    assert_eq!(two[0].nics, ["ib0", "ib1", "ib2", "ib3"]);
+    assert_eq!(two[1].nics, ["ib4", "ib5", "ib6", "ib7"]);
+    let eight = placed(&machine, 8);
+    for (at, one) in eight.iter().enumerate() {
+        assert_eq!(one.nics, [format!("ib{at}")]);
+    }
+    let sixteen = placed(&machine, 16);
+    assert_eq!(sixteen[9].nics, ["ib5"], "eight ranks take turns at four cards");
+}
+
 #[cfg(feature = "hwloc")]
 mod with_hwloc {
     use super::*;
-    use recorded::fixture_path;
-    use ringway_topology::host::{from_synthetic, from_xml_file};
+    use ringway_topology::host::from_synthetic;
 
     #[test]
     fn synthetic_shapes_keep_the_invariants() {
@@ -235,49 +279,5 @@ mod with_hwloc {
         let machine = from_synthetic("pack:2 numa:1 core:4 pu:1").unwrap();
         assert_eq!(cpu_lists(&placed(&machine, 2)), ["0-3", "4-7"]);
         assert_eq!(cpu_lists(&placed(&machine, 3)), ["0-1", "2-3", "4-7"]);
-    }
-
-    #[test]
-    fn an_accelerator_and_its_rank_share_a_card_behind_one_switch() {
-        // Fails if distances are ignored: the devices are handed to ranks in an order of their own.
-        let machine = from_xml_file(&fixture_path("gpu-box.xml")).unwrap();
-        let gpus = &machine.parts().gpus;
-        let order = [7usize, 0, 3, 4, 2, 1, 6, 5];
-        let devices = order.iter().map(|&at| gpus[at].pci).collect();
-        let request = Request { devices, ..Request::plain(&machine, 8) };
-        let placements = place(&machine, &request).unwrap();
-        for (one, at) in placements.iter().zip(order) {
-            assert_eq!(one.nics, [format!("ib{at}")], "{}", one.reason);
-            assert_eq!(one.node, Some(if at < 4 { 0 } else { 1 }), "{}", one.reason);
-            assert_eq!(one.cpus.len(), 4);
-            if at == 5 {
-                // mlx5_5's port is down, so its neighbours on the same NUMA node stand in.
-                assert!(!one.infiniband.contains(&"mlx5_5".to_owned()) && !one.infiniband.is_empty());
-            } else {
-                assert_eq!(one.infiniband, [format!("mlx5_{at}")], "{}", one.reason);
-            }
-        }
-        assert_eq!(
-            placements[1].reason,
-            "cpus 0-3 and memory of NUMA node 0, near accelerator 0000:18:00.0; \
-             ib0 behind the same PCI switch as the accelerator; mlx5_0 behind the same PCI switch as the accelerator"
-        );
-        for (at, one) in placements.iter().enumerate() {
-            assert!(placements[..at].iter().all(|other| !other.cpus.meets(&one.cpus)), "I2");
-        }
-    }
-
-    #[test]
-    fn without_accelerators_ranks_share_out_the_cards_of_their_node() {
-        let machine = from_xml_file(&fixture_path("gpu-box.xml")).unwrap();
-        let two = placed(&machine, 2);
-        assert_eq!(two[0].nics, ["ib0", "ib1", "ib2", "ib3"]);
-        assert_eq!(two[1].nics, ["ib4", "ib5", "ib6", "ib7"]);
-        let eight = placed(&machine, 8);
-        for (at, one) in eight.iter().enumerate() {
-            assert_eq!(one.nics, [format!("ib{at}")]);
-        }
-        let sixteen = placed(&machine, 16);
-        assert_eq!(sixteen[9].nics, ["ib5"], "eight ranks take turns at four cards");
     }
 }

@@ -2,7 +2,8 @@
 
 mod recorded;
 
-use recorded::{Recording, cpus, nic};
+use recorded::{Recording, cpus, fixture, fixture_path, nic};
+use ringway_topology::host::{from_xml, from_xml_file};
 use ringway_topology::model::link::{Distance, Part, distance};
 use ringway_topology::model::machine::{LinkState, NicKind, Source};
 
@@ -146,6 +147,38 @@ fn this_machine_is_read_alike_from_every_source() {
     assert!(!host.name().is_empty() && host.same_kernel(&host));
 }
 
+#[test]
+fn a_box_of_eight_accelerators_and_cards() {
+    let machine = from_xml_file(&fixture_path("gpu-box.xml")).unwrap();
+    let parts = machine.parts();
+    assert_eq!((parts.name.as_str(), parts.source), ("gpu-box", Source::Xml));
+    let gpus: Vec<&str> = parts.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+    assert_eq!(
+        gpus,
+        ["cuda0", "cuda1", "cuda2", "cuda3", "cuda4", "cuda5", "cuda6", "cuda7"],
+        "the management controller's display is no accelerator"
+    );
+    assert_eq!((parts.nics.len(), parts.infiniband.len()), (8, 8));
+    assert_eq!(parts.infiniband[0].nics, ["ib0"]);
+    assert_eq!((parts.gpus[3].node, parts.gpus[4].node), (Some(0), Some(1)));
+    let gpu = |at: usize| Part::Device(parts.gpus[at].pci);
+    let card = |at: usize| Part::Device(parts.nics[at].pci.unwrap());
+    assert_eq!(distance(&machine, gpu(0), card(0)), Some(Distance::Switch));
+    assert_eq!(distance(&machine, gpu(0), card(1)), Some(Distance::Node));
+    assert_eq!(distance(&machine, gpu(0), card(4)), Some(Distance::Machine));
+}
+
+#[test]
+fn a_recorded_virtual_machine() {
+    let machine = from_xml(&fixture("virtual-machine.xml")).unwrap();
+    let parts = machine.parts();
+    assert_eq!((parts.packages.len(), parts.nodes.len(), parts.cores.len()), (1, 1, 2));
+    let l3: Vec<u64> =
+        parts.caches.iter().filter(|cache| cache.level == 3).map(|cache| cache.size_bytes).collect();
+    assert_eq!(l3, [32 << 20]);
+    assert_eq!(nic(&machine, "eth0").node, Some(0));
+}
+
 #[cfg(feature = "hwloc")]
 mod with_hwloc {
     /// libhwloc can be told by the environment to describe another machine; ranks must not be placed on that.
@@ -167,8 +200,7 @@ mod with_hwloc {
     }
 
     use super::*;
-    use recorded::{fixture, fixture_path};
-    use ringway_topology::host::{from_synthetic, from_xml, from_xml_file};
+    use ringway_topology::host::from_synthetic;
 
     #[test]
     fn synthetic_machines() {
@@ -191,45 +223,12 @@ mod with_hwloc {
         assert_eq!(thread, Distance::Core);
         assert_eq!((node, package, other), (Distance::Node, Distance::Package, Distance::Machine));
     }
-
-    #[test]
-    fn a_box_of_eight_accelerators_and_cards() {
-        let machine = from_xml_file(&fixture_path("gpu-box.xml")).unwrap();
-        let parts = machine.parts();
-        assert_eq!((parts.name.as_str(), parts.source), ("gpu-box", Source::Xml));
-        let gpus: Vec<&str> = parts.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
-        assert_eq!(
-            gpus,
-            ["cuda0", "cuda1", "cuda2", "cuda3", "cuda4", "cuda5", "cuda6", "cuda7"],
-            "the management controller's display is no accelerator"
-        );
-        assert_eq!((parts.nics.len(), parts.infiniband.len()), (8, 8));
-        assert_eq!(parts.infiniband[0].nics, ["ib0"]);
-        assert_eq!((parts.gpus[3].node, parts.gpus[4].node), (Some(0), Some(1)));
-        let gpu = |at: usize| Part::Device(parts.gpus[at].pci);
-        let card = |at: usize| Part::Device(parts.nics[at].pci.unwrap());
-        assert_eq!(distance(&machine, gpu(0), card(0)), Some(Distance::Switch));
-        assert_eq!(distance(&machine, gpu(0), card(1)), Some(Distance::Node));
-        assert_eq!(distance(&machine, gpu(0), card(4)), Some(Distance::Machine));
-    }
-
-    #[test]
-    fn a_recorded_virtual_machine() {
-        let machine = from_xml(&fixture("virtual-machine.xml")).unwrap();
-        let parts = machine.parts();
-        assert_eq!((parts.packages.len(), parts.nodes.len(), parts.cores.len()), (1, 1, 2));
-        let l3: Vec<u64> =
-            parts.caches.iter().filter(|cache| cache.level == 3).map(|cache| cache.size_bytes).collect();
-        assert_eq!(l3, [32 << 20]);
-        assert_eq!(nic(&machine, "eth0").node, Some(0));
-    }
 }
 
 #[cfg(not(feature = "hwloc"))]
 #[test]
 fn what_needs_hwloc_says_so() {
-    use ringway_topology::host::{from_synthetic, from_xml};
+    use ringway_topology::host::from_synthetic;
     let error = from_synthetic("pack:2 pu:2").unwrap_err().to_string();
     assert!(error.contains("pack:2 pu:2") && error.contains("feature hwloc"), "{error}");
-    assert!(from_xml("<topology/>").unwrap_err().to_string().contains("feature hwloc"));
 }

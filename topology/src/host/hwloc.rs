@@ -1,7 +1,7 @@
-//! A machine as libhwloc describes it: this one, a synthetic one, or one recorded as XML.
+//! A machine as libhwloc describes it: this one, or a synthetic one.
 //!
-//! libhwloc finds accelerators through vendors' libraries too. Those are left alone: loading one takes up to
-//! seconds, and a PCI class says as much as placement needs.
+//! Devices are not asked for. libhwloc finds accelerators through vendors' libraries, and loading one takes up to
+//! seconds; a PCI class says as much as placement needs.
 
 use std::collections::HashMap;
 
@@ -9,20 +9,15 @@ use hwlocality::Topology;
 use hwlocality::bitmap::{BitmapRef, SpecializedBitmapRef};
 use hwlocality::cpu::cpuset::CpuSet as HwlocSet;
 use hwlocality::object::TopologyObject;
-use hwlocality::object::attributes::{
-    DownstreamAttributes, ObjectAttributes, PCIDeviceAttributes, UpstreamAttributes,
-};
+use hwlocality::object::attributes::ObjectAttributes;
 use hwlocality::object::distance::DistancesKind;
-use hwlocality::object::types::{BridgeType, CacheType, OSDeviceType, ObjectType};
+use hwlocality::object::types::{CacheType, ObjectType};
 use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
 
 use super::DiscoverError;
-use crate::model::cpuset::CpuSet;
+use crate::model::cpuset::{CPU_LIMIT, CpuSet};
 use crate::model::ids::clip;
-use crate::model::machine::{
-    Cache, Core, Gpu, IbPort, InfiniBand, LinkState, Nic, NicKind, NumaNode, Package, Parts, Source,
-};
-use crate::model::pci::{PciAddress, PciDevice};
+use crate::model::machine::{Cache, Core, NumaNode, Package, Parts, Source};
 
 /// CPUs, caches and memory of this machine, disallowed ones included; no devices.
 pub(super) fn this_machine() -> Result<Parts, DiscoverError> {
@@ -43,40 +38,45 @@ pub(super) fn this_machine() -> Result<Parts, DiscoverError> {
 /// The machine of a synthetic description.
 pub(super) fn synthetic(text: &str) -> Result<Parts, DiscoverError> {
     let refused = || DiscoverError::Synthetic { text: clip(text) };
+    if !is_bounded(text) {
+        return Err(refused());
+    }
     let builder = TopologyBuilder::new().from_synthetic(text).map_err(|_| refused())?;
     let topology = builder.build().map_err(|_| refused())?;
     parts(&topology, Source::Synthetic)
 }
 
-/// The machine of an XML text.
-pub(super) fn xml(text: &str) -> Result<Parts, DiscoverError> {
-    let refused = |reason: &dyn std::fmt::Display| DiscoverError::Xml { reason: reason.to_string() };
-    // libhwloc answers a text without a topology element with an error that its binding does not expect.
-    if !text.contains("<topology") {
-        return Err(refused(&"it has no topology element"));
-    }
-    let builder = TopologyBuilder::new()
-        .with_flags(BuildFlags::INCLUDE_DISALLOWED)
-        .map_err(failed("setting flags"))?
-        .with_io_type_filter(TypeFilter::KeepImportant)
-        .map_err(failed("asking for devices"))?
-        .from_xml(text)
-        .map_err(|error| refused(&error))?;
-    let topology = builder.build().map_err(|error| refused(&error))?;
-    let mut parts = parts(&topology, Source::Xml)?;
-    add_devices(&topology, &mut parts)?;
-    Ok(parts)
+/// Whether every count is a number and all of them multiply to a machine that can be: libhwloc would build any
+/// number of objects.
+fn is_bounded(text: &str) -> bool {
+    // Attributes in parentheses and memory in brackets multiply nothing.
+    let mut depth = 0u32;
+    let outside: String = text
+        .chars()
+        .filter(|c| {
+            match c {
+                '(' | '[' => depth += 1,
+                ')' | ']' => depth = depth.saturating_sub(1),
+                _ => return depth == 0,
+            }
+            false
+        })
+        .collect();
+    let count = |level: &str| level.rsplit(':').next().and_then(|count| count.parse::<u32>().ok());
+    let product =
+        outside.split_whitespace().try_fold(1u32, |product, level| product.checked_mul(count(level)?));
+    product.is_some_and(|product| (1..=CPU_LIMIT).contains(&product))
 }
 
 fn failed<E: std::fmt::Display>(what: &'static str) -> impl Fn(E) -> DiscoverError {
     move |error| DiscoverError::Hwloc { what, reason: error.to_string() }
 }
 
-/// A set of hwloc's. One without end, which a hostile XML can hold, is no set of CPUs.
+/// A set of hwloc's, which can also be one without end.
 fn cpu_set(set: Option<BitmapRef<'_, HwlocSet>>) -> Result<CpuSet, DiscoverError> {
     let Some(set) = set else { return Ok(CpuSet::new()) };
     if set.weight().is_none() {
-        return Err(DiscoverError::Xml { reason: "it has a set of infinitely many CPUs".into() });
+        return Err(failed("listing CPUs")("a set of infinitely many CPUs"));
     }
     let mut cpus = CpuSet::new();
     for cpu in set.as_bitmap_ref().iter_set() {
@@ -87,7 +87,7 @@ fn cpu_set(set: Option<BitmapRef<'_, HwlocSet>>) -> Result<CpuSet, DiscoverError
 
 fn index(object: &TopologyObject) -> Result<u32, DiscoverError> {
     let index = object.os_index().unwrap_or(object.logical_index());
-    u32::try_from(index).map_err(|_| DiscoverError::Xml { reason: format!("index {index} is too large") })
+    u32::try_from(index).map_err(failed("numbering objects"))
 }
 
 fn text(text: Option<&std::ffi::CStr>) -> Option<String> {
@@ -153,110 +153,4 @@ fn node_distances(topology: &Topology, nodes: &[NumaNode]) -> Result<Vec<Vec<u32
         nodes.iter().map(|to| u32::try_from(*values.get(from * side + place.get(&to.index)?)?).ok()).collect()
     };
     Ok(nodes.iter().map(row).collect::<Option<_>>().unwrap_or_default())
-}
-
-fn add_devices(topology: &Topology, parts: &mut Parts) -> Result<(), DiscoverError> {
-    for object in topology.pci_devices() {
-        let Some(ObjectAttributes::PCIDevice(pci)) = object.attributes() else { continue };
-        let mut cpus = cpu_set(object.first_non_io_ancestor().and_then(TopologyObject::cpuset))?;
-        if cpus.is_empty() {
-            cpus = parts.cpus.clone();
-        }
-        let node = parts.nodes.iter().find(|node| cpus.inside(&node.cpus)).map(|node| node.index);
-        let address = address(pci);
-        let (root, bridges) = bridges_above(object, address);
-        let (class, vendor, device) = (pci.class_id(), pci.vendor_id(), pci.device_id());
-        parts.pci.push(PciDevice { address, class, vendor, device, cpus, node, root, bridges });
-    }
-    let mut accelerator_names = HashMap::new();
-    for object in topology.os_devices() {
-        let Some(ObjectAttributes::OSDevice(device)) = object.attributes() else { continue };
-        let Some(name) = text(object.name()) else { continue };
-        let pci = object.ancestors().find_map(|above| match above.attributes() {
-            Some(ObjectAttributes::PCIDevice(pci)) => Some(address(pci)),
-            _ => None,
-        });
-        let node = pci.and_then(|pci| parts.pci.iter().find(|known| known.address == pci)?.node);
-        match device.device_type() {
-            OSDeviceType::Network => parts.nics.push(recorded_nic(name, pci, node)),
-            OSDeviceType::OpenFabrics => {
-                parts.infiniband.push(InfiniBand { name, pci, node, ports: ports(object), nics: Vec::new() });
-            }
-            OSDeviceType::CoProcessor => {
-                if let Some(pci) = pci {
-                    accelerator_names.entry(pci).or_insert(name);
-                }
-            }
-            _ => {}
-        }
-    }
-    for device in &mut parts.infiniband {
-        let own = parts.nics.iter().filter(|nic| nic.pci.is_some() && nic.pci == device.pci);
-        device.nics = own.map(|nic| nic.name.clone()).collect();
-    }
-    for device in &parts.pci {
-        let name = accelerator_names.remove(&device.address);
-        if name.is_some() || device.is_accelerator() {
-            let name = name.unwrap_or_else(|| device.address.to_string());
-            parts.gpus.push(Gpu { name, pci: device.address, node: device.node });
-        }
-    }
-    Ok(())
-}
-
-/// A network interface of a recording, which says nothing about its link. Only those with a device are recorded.
-fn recorded_nic(name: String, pci: Option<PciAddress>, node: Option<u32>) -> Nic {
-    Nic {
-        name,
-        kind: NicKind::Physical,
-        pci,
-        node,
-        state: LinkState::Unknown,
-        speed_mbps: None,
-        mtu_bytes: None,
-        master: None,
-    }
-}
-
-/// The ports of an RDMA device, from hwloc's notes `Port1State` and so on; state 4 is active.
-fn ports(object: &TopologyObject) -> Vec<IbPort> {
-    (1..=u8::MAX)
-        .map_while(|number| {
-            let state = match text(object.info(&format!("Port{number}State")))?.as_str() {
-                "4" => LinkState::Up,
-                _ => LinkState::Down,
-            };
-            Some(IbPort { number, state, link: None, rate_gbps: None })
-        })
-        .collect()
-}
-
-fn address(pci: &PCIDeviceAttributes) -> PciAddress {
-    PciAddress {
-        domain: pci.domain().into(),
-        bus: pci.bus_id(),
-        device: pci.bus_device(),
-        function: pci.function(),
-    }
-}
-
-/// The host bridge and the PCI bridges above a device, the outermost bridge first.
-fn bridges_above(object: &TopologyObject, own: PciAddress) -> ((u32, u8), Vec<PciAddress>) {
-    let mut root = (own.domain, own.bus);
-    let mut bridges = Vec::new();
-    for above in object.ancestors() {
-        let Some(ObjectAttributes::Bridge(bridge)) = above.attributes() else { continue };
-        // The binding panics when asked for the attributes of a side that cannot be, which an XML may hold.
-        if bridge.upstream_type() == BridgeType::PCI {
-            if let Some(UpstreamAttributes::PCI(pci)) = bridge.upstream_attributes() {
-                bridges.push(address(pci));
-            }
-        } else if bridge.downstream_type() == BridgeType::PCI
-            && let Some(DownstreamAttributes::PCI(bus)) = bridge.downstream_attributes()
-        {
-            root = (bus.domain().into(), bus.secondary_bus());
-        }
-    }
-    bridges.reverse();
-    (root, bridges)
 }

@@ -20,9 +20,11 @@ mod devices;
 mod files;
 #[cfg(feature = "hwloc")]
 mod hwloc;
+mod hwloc_xml;
 #[allow(unsafe_code, reason = "affinity and memory policy are system calls")]
 pub mod pin;
 pub mod sysfs;
+mod xml;
 
 use files::Tree;
 
@@ -79,16 +81,12 @@ pub fn from_synthetic(text: &str) -> Result<Machine, DiscoverError> {
 /// The machine that an XML text describes, as `lstopo --of xml` writes it.
 ///
 /// # Errors
-/// When the text is over [`XML_LIMIT_BYTES`], is not such a description, contradicts itself, or the program is
-/// built without hwloc.
+/// When the text is over [`XML_LIMIT_BYTES`], is not such a description, or contradicts itself.
 pub fn from_xml(text: &str) -> Result<Machine, DiscoverError> {
     if text.len() as u64 > XML_LIMIT_BYTES {
         return Err(DiscoverError::TooLarge { path: PathBuf::from("(text)"), limit_bytes: XML_LIMIT_BYTES });
     }
-    #[cfg(feature = "hwloc")]
-    return Ok(Machine::new(hwloc::xml(text)?)?);
-    #[cfg(not(feature = "hwloc"))]
-    Err(DiscoverError::NeedsHwloc { what: "an XML description".into() })
+    Ok(Machine::new(hwloc_xml::parts(text)?)?)
 }
 
 /// The machine that an XML file describes, as `lstopo machine.xml` writes it.
@@ -137,10 +135,10 @@ pub enum DiscoverError {
         /// The text given, cut to a printable length.
         text: String,
     },
-    /// An XML description that hwloc refuses.
-    #[error("not an XML description of a machine ({reason}): write one with `lstopo machine.xml`")]
+    /// A text that is not an XML description of a machine.
+    #[error("not an XML description of a machine: {reason}; write one with `lstopo machine.xml` of hwloc 2")]
     Xml {
-        /// What is wrong.
+        /// What is wrong, and in what line.
         reason: String,
     },
     /// The program cannot read this kind of description.

@@ -7,12 +7,10 @@ use std::io;
 use super::DiscoverError;
 use super::cgroup;
 use crate::model::cpuset::{CPU_LIMIT, CpuSet};
-
-/// NUMA nodes are numbered below this (the kernel's largest MAX_NUMNODES).
-pub const NODE_LIMIT: u32 = 1024;
+use crate::model::machine::NODE_LIMIT;
 
 const WORD_BITS: usize = libc::c_ulong::BITS as usize;
-const NODE_WORDS: usize = NODE_LIMIT as usize / WORD_BITS;
+const NODE_WORDS: usize = NODE_LIMIT / WORD_BITS;
 
 /// CPUs that the calling thread may run on: its affinity mask, which the kernel keeps within the cpuset.
 ///

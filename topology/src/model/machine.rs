@@ -10,7 +10,8 @@
 //!   one are all among those of the other (memory of two kinds).
 //! - I3: packages, NUMA nodes, PCI devices, network interfaces and InfiniBand devices are named once each.
 //! - I4: a device names a PCI device and a NUMA node of this machine, or none.
-//! - I5: the table of distances between NUMA nodes has a row and a column per node, or is empty.
+//! - I5: there are at most [`NODE_LIMIT`] NUMA nodes and [`DEVICE_LIMIT`] devices of a kind.
+//! - I6: the table of distances between NUMA nodes has a row and a column per node, or is empty.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,6 +19,12 @@ use std::hash::Hash;
 
 use super::cpuset::CpuSet;
 use super::pci::{PciAddress, PciDevice};
+
+/// Most NUMA nodes of a machine: the largest MAX_NUMNODES of Linux.
+pub const NODE_LIMIT: usize = 1024;
+
+/// Most PCI devices, network interfaces or RDMA devices of a machine: some thousands of virtual functions are seen.
+pub const DEVICE_LIMIT: usize = 16_384;
 
 /// Where a description of a machine came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,6 +248,20 @@ impl Parts {
             gpus: Vec::new(),
         }
     }
+
+    /// I5, for a source to check before it relates devices to each other.
+    pub(crate) fn check_counts(&self) -> Result<(), MachineError> {
+        let counts = [
+            ("NUMA nodes", self.nodes.len(), NODE_LIMIT),
+            ("PCI devices", self.pci.len(), DEVICE_LIMIT),
+            ("network interfaces", self.nics.len(), DEVICE_LIMIT),
+            ("RDMA devices", self.infiniband.len(), DEVICE_LIMIT),
+        ];
+        match counts.into_iter().find(|(_, count, limit)| count > limit) {
+            Some((what, count, limit)) => Err(MachineError::TooMany { what, count, limit }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// One machine, checked. Its parts are read through [`Machine::parts`] and never changed.
@@ -255,6 +276,7 @@ impl Machine {
     /// # Errors
     /// The first invariant broken, with the object that breaks it.
     pub fn new(parts: Parts) -> Result<Self, MachineError> {
+        parts.check_counts()?;
         check_sets(&parts)?;
         check_names(&parts)?;
         check_places(&parts)?;
@@ -460,7 +482,17 @@ pub enum MachineError {
         /// The place.
         place: String,
     },
-    /// I5: the table of distances is not square.
+    /// I5: more objects than any machine has.
+    #[error("{count} {what} are over the limit of {limit}")]
+    TooMany {
+        /// The kind of object.
+        what: &'static str,
+        /// How many are described.
+        count: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// I6: the table of distances is not square.
     #[error("the table of NUMA distances does not have {nodes} rows of {nodes}")]
     Distances {
         /// NUMA nodes that the machine has.

@@ -48,7 +48,12 @@ impl Recording {
     }
 
     pub(crate) fn write(&self, path: &str, content: impl AsRef<[u8]>) {
-        fs::write(self.parent_made(path), content).unwrap();
+        let path = self.parent_made(path);
+        // Overwriting in place makes some file systems write to the disk at once, which is slow.
+        if path.exists() {
+            fs::remove_file(&path).unwrap();
+        }
+        fs::write(path, content).unwrap();
     }
 
     fn parent_made(&self, path: &str) -> PathBuf {
