@@ -7,3 +7,4 @@
 pub mod fabric;
 pub mod memory;
 pub mod transport;
+pub mod uring;

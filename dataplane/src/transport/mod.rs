@@ -4,6 +4,7 @@
 //! - [`conformance`]: the suite that holds every transport to it.
 //! - [`fault`] and [`trace`]: decorators of any transport, that break it on purpose and that remember what it did.
 //! - [`loopback`]: threads of one process. [`seed`]: randomness that replays.
+//! - [`matching`]: which send belongs to which receive, for transports over a stream.
 //! - [`wake`]: how another thread rouses one that sleeps on a transport.
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ pub mod conformance;
 pub mod contract;
 pub mod fault;
 pub mod loopback;
+pub mod matching;
 pub mod op;
 pub mod seed;
 pub mod trace;

@@ -1,0 +1,337 @@
+//! The receiving half: what arrives, and where its bytes go.
+
+use super::{
+    Arrived, Cts, Frame, Key, Kind, MAX_PARKED, Matcher, Out, Retired, SendState, SlotId, Violation, done,
+    keyed, units,
+};
+use crate::memory::{ReadLease, RegionId};
+use crate::transport::op::{Event, OpError};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    Recv(SlotId),
+    Park(Key),
+    Discard,
+}
+
+/// Payload that is arriving.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Body {
+    target: Target,
+    at: usize,
+    left: usize,
+}
+
+impl Body {
+    /// Bytes that are still to come.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// A payload that nobody wants.
+    pub fn discard(left: usize) -> Body {
+        Body { target: Target::Discard, at: 0, left }
+    }
+}
+
+/// Where arriving bytes go.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    /// All that is still to come.
+    pub bytes: &'a mut [u8],
+    /// The region that they are of, if a posted receive's.
+    pub region: Option<RegionId>,
+}
+
+fn twice(frame: &Frame) -> Violation {
+    Violation::Twice { kind: frame.kind, tag: frame.tag, seq: frame.seq }
+}
+
+impl Matcher {
+    /// Takes a frame in. Returns the payload that follows, if any does.
+    ///
+    /// # Errors
+    /// [`Violation`]: no well-behaved peer sends this.
+    pub fn accept(
+        &mut self,
+        frame: &Frame,
+        retired: &Retired,
+        events: &mut Vec<Event>,
+    ) -> Result<Option<Body>, Violation> {
+        self.take_credit(frame)?;
+        let key = (frame.tag, frame.seq);
+        let over = retired.has(frame.tag);
+        match frame.kind {
+            Kind::Eager => self.on_eager(frame, over, events),
+            Kind::Data => self.on_data(frame, events),
+            Kind::Credit => Ok(None),
+            Kind::Rts | Kind::Cts | Kind::CancelSend | Kind::CancelRecv if over => Ok(None),
+            Kind::Rts => self.on_rts(frame, events).map(|()| None),
+            Kind::Cts => self.on_cts(frame, events).map(|()| None),
+            Kind::CancelSend => self.on_cancel_send(key, events).map(|()| None),
+            Kind::CancelRecv => self.on_cancel_recv(key, events).map(|()| None),
+            Kind::Note | Kind::Bye => Err(Violation::Kind(frame.kind)),
+        }
+    }
+
+    fn take_credit(&mut self, frame: &Frame) -> Result<(), Violation> {
+        let (units, window) = (u32::from(frame.credit), self.agreed.map_or(0, |a| a.their_window));
+        if units > window - self.credit.min(window) {
+            return Err(Violation::Credit { units, window });
+        }
+        self.credit += units;
+        Ok(())
+    }
+
+    /// Whether message `key` of ours (a send or a receive) is still to be posted.
+    fn ahead(next: u32, seq: u32) -> bool {
+        (seq.wrapping_sub(next) as i32) >= 0
+    }
+
+    fn recv_ahead(&self, key: Key) -> bool {
+        Self::ahead(self.next.get(&key.0).map_or(0, |n| n.1), key.1)
+    }
+
+    fn send_ahead(&self, key: Key) -> bool {
+        Self::ahead(self.next.get(&key.0).map_or(0, |n| n.0), key.1)
+    }
+
+    fn park(&mut self, frame: &Frame, what: Arrived) -> Result<(), Violation> {
+        if self.arrived.len() >= MAX_PARKED {
+            return Err(Violation::Parked);
+        }
+        match self.arrived.insert((frame.tag, frame.seq), what) {
+            None => Ok(()),
+            Some(_) => Err(twice(frame)),
+        }
+    }
+
+    fn on_eager(
+        &mut self,
+        frame: &Frame,
+        over: bool,
+        events: &mut Vec<Event>,
+    ) -> Result<Option<Body>, Violation> {
+        let (key, bytes, window) =
+            ((frame.tag, frame.seq), frame.length, self.agreed.map_or(0, |a| a.our_window));
+        let cost = units(bytes);
+        if !self.eager(bytes) || self.outstanding.saturating_add(cost) > window {
+            return Err(Violation::Window { bytes });
+        }
+        self.outstanding += cost;
+        let length = bytes as usize;
+        let body = |target| Ok(Some(Body { target, at: 0, left: length }).filter(|b| b.left > 0));
+        if over {
+            self.owe(cost);
+            return body(Target::Discard);
+        }
+        if let Some(slot) = self.recv_keys.get(&key).copied() {
+            self.owe(cost);
+            let Some(op) = self.recvs.get_mut(slot) else { return body(Target::Discard) };
+            if op.announced {
+                return Err(twice(frame));
+            }
+            op.announced = true;
+            if op.stamp == frame.stamp && op.into.len() == length {
+                self.finish_if_whole(slot, events);
+                return body(Target::Recv(slot));
+            }
+            self.mismatch(slot, frame, events);
+            return body(Target::Discard);
+        }
+        if !self.recv_ahead(key) {
+            self.owe(cost);
+            return body(Target::Discard);
+        }
+        if matches!(self.arrived.get(&key), Some(Arrived::Cancelled)) {
+            return Err(twice(frame));
+        }
+        let bytes = self.shelf.take(length);
+        let parked = Arrived::Eager { stamp: frame.stamp, bytes, whole: length == 0, claimed: None };
+        self.park(frame, parked)?;
+        body(Target::Park(key))
+    }
+
+    fn mismatch(&mut self, slot: SlotId, theirs: &Frame, events: &mut Vec<Event>) {
+        if let Some(op) = self.recvs.take(slot) {
+            self.recv_keys.remove(&op.key);
+            let error = OpError::Mismatch { theirs: theirs.stamp, their_bytes: theirs.length };
+            done(events, op.id, Err(error), op.into);
+        }
+    }
+
+    fn on_rts(&mut self, frame: &Frame, events: &mut Vec<Event>) -> Result<(), Violation> {
+        let key = (frame.tag, frame.seq);
+        let Some(slot) = self.recv_keys.get(&key).copied() else {
+            if self.recv_ahead(key) {
+                self.park(frame, Arrived::Rts { stamp: frame.stamp, length: frame.length })?;
+            }
+            return Ok(());
+        };
+        let Some(op) = self.recvs.get_mut(slot) else { return Ok(()) };
+        if op.announced {
+            return Err(twice(frame));
+        }
+        op.announced = true;
+        let (stamp, length) = (op.stamp, op.into.len() as u64);
+        if !op.cleared {
+            op.cleared = true;
+            let cts = Frame { stamp, length, slot: slot.0, ..keyed(Kind::Cts, key) };
+            self.out.push_back(Out::Control(cts));
+        }
+        if stamp != frame.stamp || length != frame.length {
+            self.mismatch(slot, frame, events);
+        }
+        Ok(())
+    }
+
+    fn on_cts(&mut self, frame: &Frame, events: &mut Vec<Event>) -> Result<(), Violation> {
+        let key = (frame.tag, frame.seq);
+        let (theirs, their_bytes) = (frame.stamp, frame.length);
+        let Some(slot) = self.send_keys.get(&key).copied() else {
+            if self.send_ahead(key) {
+                if self.cts.len() >= MAX_PARKED {
+                    return Err(Violation::Parked);
+                }
+                let cts = Cts::Clear { slot: frame.slot, stamp: theirs, length: their_bytes };
+                if self.cts.insert(key, cts).is_some() {
+                    return Err(twice(frame));
+                }
+            }
+            return Ok(());
+        };
+        let Some(op) = self.sends.get_mut(slot) else { return Ok(()) };
+        if op.state != SendState::Announced {
+            return Err(twice(frame));
+        }
+        if op.stamp == theirs && op.bytes.len() as u64 == their_bytes {
+            op.state = SendState::Streaming { to: frame.slot };
+            self.streams.push_back(slot);
+        } else if let Some(op) = self.sends.take(slot) {
+            self.send_keys.remove(&key);
+            done(events, op.id, Err(OpError::Mismatch { theirs, their_bytes }), op.bytes);
+        }
+        Ok(())
+    }
+
+    fn on_data(&mut self, frame: &Frame, events: &mut Vec<Event>) -> Result<Option<Body>, Violation> {
+        let slot = SlotId(frame.slot);
+        let outside = Violation::Place { slot: frame.slot, offset: frame.offset, length: frame.length };
+        if !self.recvs.known(slot) || frame.length > super::FRAME_BYTES {
+            return Err(outside);
+        }
+        let left = frame.length as usize;
+        // M5: a stale place.
+        let Some(op) = self.recvs.get_mut(slot) else {
+            return Ok(Some(Body::discard(left)).filter(|b| b.left > 0));
+        };
+        let total = op.into.len() as u64;
+        let fits = frame.offset == op.received && frame.length <= total - op.received;
+        if !op.cleared || !fits || (frame.length == 0 && total > 0) {
+            return Err(outside);
+        }
+        op.announced = true;
+        let body = Body { target: Target::Recv(slot), at: op.received as usize, left };
+        self.finish_if_whole(slot, events);
+        Ok(Some(body).filter(|b| b.left > 0))
+    }
+
+    fn on_cancel_send(&mut self, key: Key, events: &mut Vec<Event>) -> Result<(), Violation> {
+        if let Some(slot) = self.recv_keys.remove(&key) {
+            if let Some(op) = self.recvs.take(slot) {
+                done(events, op.id, Err(OpError::Cancelled), op.into);
+            }
+        } else if self.recv_ahead(key) {
+            if self.arrived.len() >= MAX_PARKED {
+                return Err(Violation::Parked);
+            }
+            let before = self.arrived.insert(key, Arrived::Cancelled);
+            if let Some(Arrived::Eager { bytes, .. }) = before {
+                self.unpark(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_cancel_recv(&mut self, key: Key, events: &mut Vec<Event>) -> Result<(), Violation> {
+        if let Some(slot) = self.send_keys.remove(&key) {
+            self.streams.retain(|s| *s != slot);
+            if let Some(op) = self.sends.take(slot) {
+                done(events, op.id, Ok(()), op.bytes);
+            }
+        } else if self.send_ahead(key) {
+            if self.cts.len() >= MAX_PARKED {
+                return Err(Violation::Parked);
+            }
+            self.cts.insert(key, Cts::Discard);
+        }
+        Ok(())
+    }
+
+    /// Where the next bytes of `body` go, all [`Body::left`] of them, or `None` when they are to be thrown away.
+    pub fn buffer(&mut self, body: &Body) -> Option<&mut [u8]> {
+        self.spans(None, Some(body)).1.map(|incoming| incoming.bytes)
+    }
+
+    /// A send's lease and an arriving payload's bytes, at once.
+    pub fn spans(
+        &mut self,
+        send: Option<SlotId>,
+        body: Option<&Body>,
+    ) -> (Option<&ReadLease>, Option<Incoming<'_>>) {
+        let lease = send.and_then(|slot| self.sends.get(slot)).map(|op| &op.bytes);
+        let Some(body) = body else { return (lease, None) };
+        let span = body.at..body.at + body.left;
+        let incoming = match body.target {
+            Target::Recv(slot) => self.recvs.get_mut(slot).and_then(|op| {
+                let region = Some(op.into.region());
+                op.into.bytes_mut().get_mut(span).map(|bytes| Incoming { bytes, region })
+            }),
+            Target::Park(key) => match self.arrived.get_mut(&key) {
+                Some(Arrived::Eager { bytes, whole: false, .. }) => {
+                    bytes.get_mut(span).map(|bytes| Incoming { bytes, region: None })
+                }
+                _ => None,
+            },
+            Target::Discard => None,
+        };
+        (lease, incoming)
+    }
+
+    /// `len` bytes of `body` have arrived.
+    pub fn advance(&mut self, body: &mut Body, len: usize, events: &mut Vec<Event>) {
+        let len = len.min(body.left);
+        body.at += len;
+        body.left -= len;
+        match body.target {
+            Target::Recv(slot) => {
+                if let Some(op) = self.recvs.get_mut(slot) {
+                    op.received += len as u64;
+                    self.finish_if_whole(slot, events);
+                }
+            }
+            Target::Park(key) if body.left == 0 => self.finish_parked(key, events),
+            Target::Park(_) | Target::Discard => {}
+        }
+    }
+
+    fn finish_if_whole(&mut self, slot: SlotId, events: &mut Vec<Event>) {
+        let whole = self.recvs.get(slot).is_some_and(|op| op.received == op.into.len() as u64);
+        if whole && let Some(op) = self.recvs.take(slot) {
+            self.recv_keys.remove(&op.key);
+            done(events, op.id, Ok(()), op.into);
+        }
+    }
+
+    fn finish_parked(&mut self, key: Key, events: &mut Vec<Event>) {
+        let Some(Arrived::Eager { whole, claimed, .. }) = self.arrived.get_mut(&key) else { return };
+        *whole = true;
+        let Some(slot) = *claimed else { return };
+        let Some(Arrived::Eager { bytes, .. }) = self.arrived.remove(&key) else { return };
+        if let Some(mut op) = self.recvs.take(slot) {
+            op.into.bytes_mut().copy_from_slice(&bytes);
+            done(events, op.id, Ok(()), op.into);
+        }
+        self.unpark(bytes);
+    }
+}

@@ -1,0 +1,399 @@
+//! The bytes of one connection that stands: staging of small frames, payloads straight from and into place.
+#![forbid(unsafe_code)]
+
+use super::driver::{Batch, Io, Outcome};
+use super::wire::{self, HEADER_BYTES};
+use crate::transport::matching::{Body, Frame, Incoming, Kind, Matcher, Retired, SlotId};
+use crate::transport::{Cause, CauseKind, Event, Note, Peer};
+use socket2::Socket;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Size of each staging buffer.
+const STAGE_BYTES: usize = 64 << 10;
+/// Payloads up to this many bytes are copied beside their header, so that one call sends many of them.
+const COPY_BYTES: usize = 8 << 10;
+/// Payloads with at least this much outstanding are received straight into place.
+const DIRECT_BYTES: usize = 8 << 10;
+/// How much is read into the staging buffer while a large message is arriving: little, since what follows its
+/// header belongs elsewhere.
+const STREAM_STAGE_BYTES: usize = 4 << 10;
+/// What stands in for the payload of a frame whose send was withdrawn; the peer throws it away.
+static FILLER: [u8; 16 << 10] = [0; 16 << 10];
+
+enum Source {
+    Send { slot: SlotId, offset: usize },
+    Kept { bytes: Vec<u8>, at: usize },
+}
+
+/// The payload of the frame whose header was staged last.
+struct Tail {
+    source: Source,
+    left: usize,
+}
+
+/// Bytes going out.
+struct Outgoing {
+    stage: Box<[u8]>,
+    start: usize,
+    end: usize,
+    tail: Option<Tail>,
+    blocked: bool,
+}
+
+/// Bytes coming in.
+struct Arriving {
+    stage: Box<[u8]>,
+    start: usize,
+    end: usize,
+    body: Option<Body>,
+    streaming: bool,
+    messages: u64,
+}
+
+/// What a connection has come to.
+pub(super) enum Verdict {
+    /// It goes on; whether any byte moved.
+    On(bool),
+    /// The peer has said goodbye.
+    Left,
+    /// It is over.
+    Lost(Cause),
+}
+
+/// A connection after its greeting.
+pub(super) struct Connection {
+    socket: Socket,
+    pub(super) remote: SocketAddr,
+    pub(super) local: SocketAddr,
+    out: Outgoing,
+    arriving: Arriving,
+}
+
+fn stage() -> Box<[u8]> {
+    vec![0; STAGE_BYTES].into_boxed_slice()
+}
+
+impl Connection {
+    pub(super) fn new(socket: Socket, local: SocketAddr, remote: SocketAddr) -> Connection {
+        Connection {
+            socket,
+            remote,
+            local,
+            out: Outgoing { stage: stage(), start: 0, end: 0, tail: None, blocked: false },
+            arriving: Arriving {
+                stage: stage(),
+                start: 0,
+                end: 0,
+                body: None,
+                streaming: false,
+                messages: 0,
+            },
+        }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Whether bytes wait to go out.
+    pub(super) fn has_output(&self) -> bool {
+        self.out.start < self.out.end || self.out.tail.is_some()
+    }
+
+    /// Whether the last attempt to send found the socket full.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.out.blocked && self.has_output()
+    }
+
+    /// Whether a frame is arriving.
+    pub(super) fn in_frame(&self) -> bool {
+        self.arriving.body.is_some() || self.arriving.start < self.arriving.end
+    }
+
+    /// Stages a frame without payload. `false`: no room now.
+    pub(super) fn stage_frame(&mut self, frame: &Frame) -> bool {
+        self.out.tail.is_none() && self.out.append(frame, &[])
+    }
+
+    /// Stages what there is to send. Completions of small sends come from here.
+    pub(super) fn fill(
+        &mut self,
+        matcher: &mut Matcher,
+        notes: &mut VecDeque<Note>,
+        events: &mut Vec<Event>,
+    ) {
+        let out = &mut self.out;
+        while out.tail.is_none() && out.make_room() {
+            if let Some(note) = notes.pop_front() {
+                let frame = Frame { length: note.bytes().len() as u64, ..Frame::bare(Kind::Note) };
+                out.append(&frame, note.bytes());
+                continue;
+            }
+            let Some((frame, payload)) = matcher.next_frame() else { return };
+            let Some(payload) = payload else {
+                out.append(&frame, &[]);
+                continue;
+            };
+            if payload.len <= COPY_BYTES {
+                let bytes = matcher.outgoing(payload.slot).map_or(&[][..], |lease| lease.bytes());
+                out.append(&frame, bytes.get(payload.offset..payload.offset + payload.len).unwrap_or(&[]));
+                matcher.sent(payload.slot, payload.len, events);
+            } else {
+                out.append(&frame, &[]);
+                let source = Source::Send { slot: payload.slot, offset: payload.offset };
+                out.tail = Some(Tail { source, left: payload.len });
+            }
+        }
+    }
+
+    /// Before a send whose every frame is handed out is withdrawn: keeps the bytes that are still to go.
+    pub(super) fn keep(&mut self, slot: SlotId, matcher: &Matcher) {
+        if let Some(Tail { source, left }) = &mut self.out.tail
+            && let Source::Send { slot: of, offset } = source
+            && *of == slot
+            && let Some(bytes) = matcher.outgoing(slot).and_then(|l| l.bytes().get(*offset..*offset + *left))
+        {
+            *source = Source::Kept { bytes: bytes.to_vec(), at: 0 };
+        }
+    }
+
+    /// Puts this round's attempts into the batch: at most one send and, if `receive`, one receive.
+    pub(super) fn prepare<'a>(&'a mut self, matcher: &'a mut Matcher, receive: bool, batch: &mut Batch<'a>) {
+        let fd = self.socket.as_fd();
+        let slot = match &self.out.tail {
+            Some(Tail { source: Source::Send { slot, .. }, .. }) => Some(*slot),
+            _ => None,
+        };
+        let direct = self.arriving.direct();
+        let (lease, incoming) = matcher.spans(slot, if direct { self.arriving.body.as_ref() } else { None });
+        let out = &self.out;
+        let head = &out.stage[out.start..out.end];
+        let (body, region) = match &out.tail {
+            None => (&[][..], None),
+            Some(Tail { source: Source::Kept { bytes, at }, left }) => {
+                (bytes.get(*at..*at + *left).unwrap_or(&[]), None)
+            }
+            Some(Tail { source: Source::Send { offset, .. }, left }) => match lease {
+                Some(lease) => {
+                    (lease.bytes().get(*offset..*offset + *left).unwrap_or(&[]), Some(lease.region()))
+                }
+                None => (&FILLER[..(*left).min(FILLER.len())], None),
+            },
+        };
+        if !head.is_empty() || !body.is_empty() {
+            batch.push(Io::Send { fd, head, body, region });
+        }
+        if !receive {
+            return;
+        }
+        match incoming {
+            Some(Incoming { bytes, region }) => batch.push(Io::Recv { fd, into: bytes, region }),
+            None => {
+                let arriving = &mut self.arriving;
+                let end = if arriving.streaming && arriving.body.is_none() {
+                    (arriving.end + STREAM_STAGE_BYTES).min(STAGE_BYTES)
+                } else {
+                    STAGE_BYTES
+                };
+                batch.push(Io::Recv { fd, into: &mut arriving.stage[arriving.end..end], region: None });
+            }
+        }
+    }
+
+    /// Takes the outcome of the send.
+    pub(super) fn after_send(
+        &mut self,
+        outcome: Outcome,
+        matcher: &mut Matcher,
+        events: &mut Vec<Event>,
+    ) -> Verdict {
+        let n = match outcome {
+            Ok(n) => n,
+            Err(rustix::io::Errno::AGAIN) => {
+                self.out.blocked = true;
+                return Verdict::On(false);
+            }
+            Err(rustix::io::Errno::INTR) => return Verdict::On(false),
+            Err(e) => return Verdict::Lost(self.broken(e)),
+        };
+        let out = &mut self.out;
+        out.blocked = false;
+        let head = n.min(out.end - out.start);
+        out.start += head;
+        if out.start == out.end {
+            (out.start, out.end) = (0, 0);
+        }
+        let body = n - head;
+        if body > 0
+            && let Some(tail) = &mut out.tail
+        {
+            tail.left -= body.min(tail.left);
+            match &mut tail.source {
+                Source::Send { slot, offset } => {
+                    *offset += body;
+                    matcher.sent(*slot, body, events);
+                }
+                Source::Kept { at, .. } => *at += body,
+            }
+            if tail.left == 0 {
+                out.tail = None;
+            }
+        }
+        Verdict::On(true)
+    }
+
+    /// Takes the outcome of the receive, and what frames it brought.
+    pub(super) fn after_recv(
+        &mut self,
+        outcome: Outcome,
+        peer: Peer,
+        matcher: &mut Matcher,
+        retired: &Retired,
+        events: &mut Vec<Event>,
+    ) -> Verdict {
+        let n = match outcome {
+            Ok(0) => return Verdict::Lost(self.ended()),
+            Ok(n) => n,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Verdict::On(false),
+            Err(e) => return Verdict::Lost(self.broken(e)),
+        };
+        let arriving = &mut self.arriving;
+        if arriving.direct()
+            && let Some(body) = &mut arriving.body
+            && matcher.buffer(body).is_some()
+        {
+            matcher.advance(body, n, events);
+            if body.left() == 0 {
+                arriving.body = None;
+            }
+            return Verdict::On(true);
+        }
+        arriving.end += n;
+        match self.parse(peer, matcher, retired, events) {
+            Ok(false) => Verdict::On(true),
+            Ok(true) => Verdict::Left,
+            Err(what) => Verdict::Lost(self.protocol(&what)),
+        }
+    }
+
+    /// Consumes the staged bytes. `true`: a goodbye was among them.
+    fn parse(
+        &mut self,
+        peer: Peer,
+        matcher: &mut Matcher,
+        retired: &Retired,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, String> {
+        let a = &mut self.arriving;
+        loop {
+            let staged = a.end - a.start;
+            if let Some(body) = &mut a.body {
+                let n = staged.min(body.left());
+                if let Some(into) = matcher.buffer(body) {
+                    into[..n].copy_from_slice(&a.stage[a.start..a.start + n]);
+                }
+                matcher.advance(body, n, events);
+                a.start += n;
+                if body.left() > 0 {
+                    break;
+                }
+                a.body = None;
+                continue;
+            }
+            let Some(header) = a.stage[a.start..a.end].first_chunk::<HEADER_BYTES>() else { break };
+            let frame = wire::decode(header).map_err(|e| e.to_string())?;
+            match frame.kind {
+                Kind::Bye => return Ok(true),
+                Kind::Note => {
+                    let len = usize::try_from(frame.length).unwrap_or(usize::MAX);
+                    if len > Note::MAX_BYTES {
+                        return Err(format!("it sent a note of {len} bytes"));
+                    }
+                    let from = a.start + HEADER_BYTES;
+                    let Some(content) = a.stage[..a.end].get(from..from + len) else { break };
+                    if let Some(note) = Note::new(content) {
+                        events.push(Event::Note { from: peer, note: Box::new(note) });
+                    }
+                    a.start = from + len;
+                }
+                _ => {
+                    a.body = matcher.accept(&frame, retired, events).map_err(|v| format!("it {v}"))?;
+                    a.streaming = frame.kind == Kind::Data;
+                    a.start += HEADER_BYTES;
+                }
+            }
+            a.messages += 1;
+        }
+        a.compact();
+        Ok(false)
+    }
+
+    fn broken(&self, e: rustix::io::Errno) -> Cause {
+        let kind = CauseKind::Reset;
+        Cause::new(kind, format!("{e} on the connection {} -> {}", self.local, self.remote))
+    }
+
+    fn ended(&self) -> Cause {
+        let a = &self.arriving;
+        let within = match &a.body {
+            Some(body) => format!(", with {} bytes of a message still to come", body.left()),
+            None => String::new(),
+        };
+        Cause::new(
+            CauseKind::Closed,
+            format!("FIN from {} without a goodbye, after {} frames{within}", self.remote, a.messages),
+        )
+    }
+
+    fn protocol(&self, what: &str) -> Cause {
+        let after = self.arriving.messages;
+        Cause::new(CauseKind::Protocol, format!("{what} (from {}, after {after} frames)", self.remote))
+    }
+}
+
+impl Outgoing {
+    /// Room for a header and a payload that is copied.
+    fn make_room(&mut self) -> bool {
+        let need = HEADER_BYTES + COPY_BYTES;
+        if STAGE_BYTES - self.end < need && self.start > 0 {
+            self.stage.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        STAGE_BYTES - self.end >= need
+    }
+
+    fn append(&mut self, frame: &Frame, payload: &[u8]) -> bool {
+        let body = self.end + HEADER_BYTES;
+        let end = body + payload.len();
+        if end > STAGE_BYTES {
+            return false;
+        }
+        self.stage[self.end..body].copy_from_slice(&wire::encode(frame));
+        self.stage[body..end].copy_from_slice(payload);
+        self.end = end;
+        true
+    }
+}
+
+impl Arriving {
+    /// Whether the next bytes go straight into place.
+    fn direct(&self) -> bool {
+        self.start == self.end && self.body.as_ref().is_some_and(|b| b.left() >= DIRECT_BYTES)
+    }
+
+    fn compact(&mut self) {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 {
+            // What is left is less than a header, or a header and a note.
+            self.stage.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+    }
+}

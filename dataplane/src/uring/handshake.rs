@@ -1,0 +1,330 @@
+//! From a dialled or accepted socket to an agreement with the right peer, or a reason why not.
+#![forbid(unsafe_code)]
+
+use super::device;
+use super::wire::{GREETING_BYTES, Greeting, Identity, Refusal, plausible};
+use crate::transport::matching::Agreed;
+use crate::transport::{Cause, CauseKind};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use socket2::Socket;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// First pause after all addresses failed; doubles up to [`MAX_BACKOFF_MS`].
+const FIRST_BACKOFF_MS: u64 = 1;
+/// Longest pause between attempts.
+const MAX_BACKOFF_MS: u64 = 100;
+/// How long one address may take to connect while there are others to try.
+const ONE_ADDRESS_MS: u64 = 1_000;
+/// Failures that are remembered for the report.
+const MAX_ERRORS: usize = 6;
+
+/// Bytes of a greeting as they come.
+struct Reading {
+    bytes: [u8; GREETING_BYTES],
+    got: usize,
+}
+
+enum Read {
+    Partly,
+    Whole(Greeting),
+    Failed(String),
+}
+
+impl Reading {
+    fn new() -> Reading {
+        Reading { bytes: [0; GREETING_BYTES], got: 0 }
+    }
+
+    fn pull(&mut self, socket: &Socket) -> Read {
+        while self.got < GREETING_BYTES {
+            // Never reads past the greeting: what follows is the connection's.
+            match recv(socket, &mut self.bytes[self.got..], RecvFlags::DONTWAIT).map(|(n, _)| n) {
+                Ok(0) => return Read::Failed("it closed the connection before a greeting".into()),
+                Ok(n) => self.got += n,
+                Err(Errno::AGAIN) => {
+                    let first = &self.bytes[..self.got];
+                    return if plausible(first) {
+                        Read::Partly
+                    } else {
+                        Read::Failed(format!("it begins with {first:02x?}, which is not Ringway's protocol"))
+                    };
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Read::Failed(e.to_string()),
+            }
+            if !plausible(&self.bytes[..self.got]) {
+                let first = &self.bytes[..self.got.min(16)];
+                let text = String::from_utf8_lossy(first).into_owned();
+                return Read::Failed(format!("it begins with {text:?}, which is not Ringway's protocol"));
+            }
+        }
+        match Greeting::decode(&self.bytes) {
+            Ok(greeting) => Read::Whole(greeting),
+            Err(e) => Read::Failed(e.to_string()),
+        }
+    }
+}
+
+/// Sends a greeting into an empty socket: it fits, or the connection is broken.
+pub(super) fn greet(socket: &Socket, greeting: &Greeting) -> Result<(), String> {
+    match send(socket, &greeting.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        Ok(GREETING_BYTES) => Ok(()),
+        Ok(n) => Err(format!("only {n} bytes of a greeting could be sent")),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// What both sides offer, combined.
+pub(super) fn agree(ours: &Identity, theirs: &Identity) -> Agreed {
+    Agreed {
+        eager_bytes: ours.eager_bytes.min(theirs.eager_bytes).into(),
+        their_window: theirs.window_units,
+        our_window: ours.window_units,
+    }
+}
+
+/// Whether two secrets are equal, in a time that does not tell where they differ.
+pub(super) fn same_token(a: &[u8; 16], b: &[u8; 16]) -> bool {
+    std::hint::black_box(a.iter().zip(b).fold(0u8, |d, (x, y)| d | (x ^ y))) == 0
+}
+
+enum Attempt {
+    Connecting { socket: Socket, to: SocketAddr, since: Instant },
+    Greeted { socket: Socket, to: SocketAddr, reading: Reading },
+}
+
+/// An attempt to reach one peer: all its addresses in order, again and again until the deadline.
+pub(super) struct Dial {
+    hello: Identity,
+    candidates: Vec<SocketAddr>,
+    next: usize,
+    attempt: Option<Attempt>,
+    errors: Vec<String>,
+    attempts: u32,
+    began: Instant,
+    deadline: Instant,
+    retry_at: Instant,
+    backoff_ms: u64,
+    buffer_bytes: Option<u32>,
+}
+
+/// What a step of dialling has come to.
+pub(super) enum Dialled {
+    /// Nothing new.
+    Waiting,
+    /// A new socket is being connected: watch it.
+    Watch,
+    /// An agreement.
+    Welcome(Socket, SocketAddr, Identity),
+    /// Given up.
+    Failed(Cause),
+}
+
+impl Dial {
+    pub(super) fn new(
+        hello: Identity,
+        candidates: Vec<SocketAddr>,
+        timeout_ms: u64,
+        buffer_bytes: Option<u32>,
+    ) -> Dial {
+        let now = Instant::now();
+        Dial {
+            hello,
+            candidates,
+            next: 0,
+            attempt: None,
+            errors: Vec::new(),
+            attempts: 0,
+            began: now,
+            deadline: now + Duration::from_millis(timeout_ms),
+            retry_at: now,
+            backoff_ms: FIRST_BACKOFF_MS,
+            buffer_bytes,
+        }
+    }
+
+    /// The socket being connected or greeted on.
+    pub(super) fn socket(&self) -> Option<(&Socket, bool)> {
+        match self.attempt.as_ref()? {
+            Attempt::Connecting { socket, .. } => Some((socket, true)),
+            Attempt::Greeted { socket, .. } => Some((socket, false)),
+        }
+    }
+
+    /// Whether the other side is known to listen, so that this attempt is the one to keep (C1).
+    pub(super) fn is_greeted(&self) -> bool {
+        matches!(self.attempt, Some(Attempt::Greeted { .. }))
+    }
+
+    /// When to step next, if nothing happens on the socket.
+    pub(super) fn due(&self) -> Instant {
+        match &self.attempt {
+            None => self.retry_at.min(self.deadline),
+            Some(Attempt::Connecting { since, .. }) if self.candidates.len() > 1 => {
+                (*since + Duration::from_millis(ONE_ADDRESS_MS)).min(self.deadline)
+            }
+            Some(_) => self.deadline,
+        }
+    }
+
+    fn note_failure(&mut self, to: SocketAddr, why: &str) {
+        let line = format!("{to}: {why}");
+        if self.errors.last() != Some(&line) {
+            if self.errors.len() == MAX_ERRORS {
+                self.errors.remove(0);
+            }
+            self.errors.push(line);
+        }
+        self.attempt = None;
+        self.next += 1;
+        if self.next == self.candidates.len() {
+            self.next = 0;
+            self.retry_at = Instant::now() + Duration::from_millis(self.backoff_ms);
+            self.backoff_ms = (self.backoff_ms * 2).min(MAX_BACKOFF_MS);
+        }
+    }
+
+    /// Does what can be done now, without waiting.
+    pub(super) fn step(&mut self) -> Dialled {
+        let now = Instant::now();
+        if now >= self.deadline {
+            return Dialled::Failed(self.unreachable());
+        }
+        match self.attempt.take() {
+            None if now < self.retry_at => Dialled::Waiting,
+            None => self.begin(now),
+            Some(Attempt::Connecting { socket, to, since }) => self.connecting(now, socket, to, since),
+            Some(Attempt::Greeted { socket, to, reading }) => self.greeted(socket, to, reading),
+        }
+    }
+
+    fn begin(&mut self, now: Instant) -> Dialled {
+        let Some(to) = self.candidates.get(self.next).copied() else {
+            return Dialled::Failed(self.unreachable());
+        };
+        self.attempts += 1;
+        match device::dial(to, self.buffer_bytes) {
+            Ok(socket) => {
+                self.attempt = Some(Attempt::Connecting { socket, to, since: now });
+                Dialled::Watch
+            }
+            Err(e) => {
+                self.note_failure(to, &e.to_string());
+                Dialled::Waiting
+            }
+        }
+    }
+
+    fn connecting(&mut self, now: Instant, socket: Socket, to: SocketAddr, since: Instant) -> Dialled {
+        let failure = match socket.take_error() {
+            Ok(None) => None,
+            Ok(Some(e)) | Err(e) => Some(e.to_string()),
+        };
+        if let Some(why) = failure {
+            self.note_failure(to, &why);
+            return Dialled::Waiting;
+        }
+        if socket.peer_addr().is_err() {
+            if self.candidates.len() > 1 && now >= since + Duration::from_millis(ONE_ADDRESS_MS) {
+                self.note_failure(to, &format!("no answer within {ONE_ADDRESS_MS} ms"));
+            } else {
+                self.attempt = Some(Attempt::Connecting { socket, to, since });
+            }
+            return Dialled::Waiting;
+        }
+        // With nobody listening, a socket on the dialled port may meet itself.
+        let itself = socket.local_addr().ok().and_then(|a| a.as_socket()) == Some(to);
+        let sent =
+            if itself { Err("nobody listens".into()) } else { greet(&socket, &Greeting::Hello(self.hello)) };
+        match sent {
+            Ok(()) => self.greeted(socket, to, Reading::new()),
+            Err(why) => {
+                self.note_failure(to, &why);
+                Dialled::Waiting
+            }
+        }
+    }
+
+    fn greeted(&mut self, socket: Socket, to: SocketAddr, mut reading: Reading) -> Dialled {
+        let hello = &self.hello;
+        let why = match reading.pull(&socket) {
+            Read::Partly => {
+                self.attempt = Some(Attempt::Greeted { socket, to, reading });
+                return Dialled::Waiting;
+            }
+            Read::Failed(why) => why,
+            Read::Whole(Greeting::Welcome(id)) => {
+                let right = same_token(&id.token, &hello.token)
+                    && (id.from, id.to, id.nonce) == (hello.to, hello.from, hello.nonce)
+                    && (id.from_incarnation, id.to_incarnation)
+                        == (hello.to_incarnation, hello.from_incarnation);
+                if right {
+                    return Dialled::Welcome(socket, to, id);
+                }
+                "another process answered in its place".into()
+            }
+            Read::Whole(Greeting::Refuse(Ok(why @ (Refusal::NotYet | Refusal::UseMine)))) => {
+                why.words().into()
+            }
+            Read::Whole(Greeting::Refuse(why)) => {
+                let words = match why {
+                    Ok(why) => why.words().to_string(),
+                    Err(code) => format!("refusal {code}, which this release does not know"),
+                };
+                return Dialled::Failed(Cause::new(CauseKind::Refused, format!("{to} refused: {words}")));
+            }
+            Read::Whole(Greeting::Hello(_)) => "it greeted as a dialler".into(),
+        };
+        self.note_failure(to, &why);
+        Dialled::Waiting
+    }
+
+    fn unreachable(&self) -> Cause {
+        let waited_ms = self.began.elapsed().as_millis();
+        let errors = if self.errors.is_empty() { "no answer".into() } else { self.errors.join("; ") };
+        Cause::new(
+            CauseKind::Unreachable,
+            format!(
+                "not reached within {waited_ms} ms and {} attempts at {:?} ({errors})",
+                self.attempts, self.candidates
+            ),
+        )
+    }
+}
+
+/// An accepted connection that has not said who it is.
+pub(super) struct Stranger {
+    pub(super) socket: Socket,
+    pub(super) remote: SocketAddr,
+    pub(super) deadline: Instant,
+    pub(super) number: u32,
+    reading: Reading,
+}
+
+/// What a stranger has said.
+pub(super) enum Said {
+    /// Not enough yet.
+    Nothing,
+    /// Who it is and whom it wants.
+    Hello(Identity),
+    /// Something else.
+    Nonsense(String),
+}
+
+impl Stranger {
+    pub(super) fn new(socket: Socket, remote: SocketAddr, number: u32, timeout_ms: u64) -> Stranger {
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+        Stranger { socket, remote, deadline, number, reading: Reading::new() }
+    }
+
+    pub(super) fn listen(&mut self) -> Said {
+        match self.reading.pull(&self.socket) {
+            Read::Partly => Said::Nothing,
+            Read::Whole(Greeting::Hello(id)) => Said::Hello(id),
+            Read::Whole(_) => Said::Nonsense("it answered a greeting that was never sent".into()),
+            Read::Failed(why) => Said::Nonsense(why),
+        }
+    }
+}

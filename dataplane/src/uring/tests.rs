@@ -1,0 +1,125 @@
+//! Two transports in one process, over real sockets.
+#![forbid(unsafe_code)]
+
+use super::{Bind, Config, DriverChoice, TcpTransport};
+use crate::memory::{Pool, Region};
+use crate::transport::{Completion, Event, Op, OpId, Peer, Stamp, Tag, Transport};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn config(me: u32, ip: &str, driver: DriverChoice) -> Config {
+    let ip: IpAddr = ip.parse().unwrap();
+    Config {
+        driver,
+        connect_timeout_ms: 5_000,
+        ..Config::new(me, [9; 16], 100 + u64::from(me), vec![Bind::new(ip, "lo")])
+    }
+}
+
+fn pair(of: impl Fn(u32) -> Config) -> (TcpTransport, TcpTransport) {
+    let (mut a, mut b) = (TcpTransport::new(of(0)).unwrap(), TcpTransport::new(of(1)).unwrap());
+    a.connect(Peer(1), &b.address()).unwrap();
+    b.connect(Peer(0), &a.address()).unwrap();
+    (a, b)
+}
+
+fn tag(lane: u32) -> Tag {
+    Tag { group: 1, lane }
+}
+
+fn filled(pool: &Pool, len: usize, seed: u8) -> Region {
+    let mut region = pool.region(len).unwrap();
+    for (i, b) in region.bytes_mut(0..len).unwrap().iter_mut().enumerate() {
+        *b = (i as u8).wrapping_mul(31).wrapping_add(seed);
+    }
+    region
+}
+
+fn until(
+    a: &mut TcpTransport,
+    b: &mut TcpTransport,
+    mut done: impl FnMut(&mut Vec<Event>, &mut Vec<Event>) -> bool,
+) {
+    let (began, mut of_a, mut of_b) = (Instant::now(), Vec::new(), Vec::new());
+    loop {
+        a.poll(&mut of_a);
+        b.poll(&mut of_b);
+        if done(&mut of_a, &mut of_b) {
+            return;
+        }
+        assert!(began.elapsed() < DEADLINE, "nothing more happens; events: {of_a:?} {of_b:?}");
+    }
+}
+
+fn completion(event: Event) -> Completion {
+    match event {
+        Event::Done(c) => c,
+        other => panic!("not a completion: {other:?}"),
+    }
+}
+
+fn exchange(ip: &str, driver: DriverChoice, eager_bytes: u32) {
+    let (mut a, mut b) = pair(|me| Config { eager_bytes, ..config(me, ip, driver) });
+    let pool = Pool::default();
+    for (n, len) in [0usize, 1, 7, 64, 1000, 8192, 8193, 65_535, 65_536, 65_537, 1 << 20, (3 << 20) + 1]
+        .into_iter()
+        .enumerate()
+    {
+        let mut source = filled(&pool, len, n as u8);
+        let mut target = pool.region(len).unwrap();
+        let registered = a.register(&source).is_ok() && b.register(&target).is_ok();
+        assert_eq!(registered, a.caps().registers && len > 0);
+        let send = Op::Send {
+            to: Peer(1),
+            tag: tag(3),
+            stamp: Stamp::default(),
+            bytes: source.lend_read(0..len).unwrap(),
+        };
+        let recv = Op::Recv {
+            from: Peer(0),
+            tag: tag(3),
+            stamp: Stamp::default(),
+            into: target.lend_write(0..len).unwrap(),
+        };
+        if n % 2 == 0 {
+            a.post(OpId(1), send).unwrap();
+            b.post(OpId(2), recv).unwrap();
+        } else {
+            b.post(OpId(2), recv).unwrap();
+            a.post(OpId(1), send).unwrap();
+        }
+        let mut leases = Vec::new();
+        until(&mut a, &mut b, |x, y| {
+            leases.extend(x.drain(..).chain(y.drain(..)).map(completion));
+            leases.len() == 2
+        });
+        for c in leases {
+            assert_eq!(c.result, Ok(()), "{len} bytes");
+            if c.id == OpId(1) { source.restore(c.lease).unwrap() } else { target.restore(c.lease).unwrap() }
+        }
+        assert_eq!(source.bytes(0..len).unwrap(), target.bytes(0..len).unwrap(), "{len} bytes");
+        a.deregister(source.id());
+        b.deregister(target.id());
+    }
+    assert!(a.why(Peer(1)).unwrap().contains("same host"), "{:?}", a.why(Peer(1)));
+    a.leave(1000);
+    let mut events = Vec::new();
+    while events.is_empty() {
+        b.poll(&mut events);
+    }
+    assert!(matches!(events[..], [Event::Left { peer: Peer(0) }]), "{events:?}");
+}
+
+#[test]
+fn every_size_travels_by_io_uring() {
+    exchange("127.0.0.1", DriverChoice::Uring, 64 << 10);
+    exchange("::1", DriverChoice::Uring, 0);
+}
+
+#[test]
+fn every_size_travels_by_plain_calls() {
+    exchange("127.0.0.1", DriverChoice::Epoll, 0);
+    exchange("::1", DriverChoice::Epoll, 64 << 10);
+}

@@ -1,0 +1,277 @@
+//! Bytes on the wire: pure encoding and decoding, little-endian.
+//!
+//! A connection begins with one [`Greeting`] each way ([`GREETING_BYTES`]): the dialer's `Hello`, the listener's
+//! `Welcome` or `Refuse`. After a `Welcome`, frames follow in both directions: a header of [`HEADER_BYTES`] and, for
+//! some kinds, a payload.
+//!
+//! | header bytes | |
+//! | --- | --- |
+//! | 0 | kind |
+//! | 1 | zero |
+//! | 2..4 | credit |
+//! | 4..8 | seq |
+//! | 8..16 | tag |
+//! | 16..40 | stamp |
+//! | 40..48 | length |
+//! | 48..56 | slot |
+//! | 56..64 | offset |
+#![forbid(unsafe_code)]
+
+use crate::transport::Stamp;
+use crate::transport::matching::{Frame, Kind};
+
+/// Length of a frame's header.
+pub const HEADER_BYTES: usize = 64;
+/// Length of every greeting.
+pub const GREETING_BYTES: usize = 128;
+/// Version of greeting and frames. Both sides must have the same.
+pub const VERSION: u16 = 1;
+/// What every greeting begins with.
+pub const MAGIC: [u8; 4] = *b"RWAY";
+
+/// Why bytes are not ours.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// The first bytes are not [`MAGIC`].
+    #[error("it begins with {0:02x?}, which is not Ringway's protocol")]
+    Magic([u8; 4]),
+    /// Another version.
+    #[error("it speaks version {0} of the protocol, this program {VERSION}: run the same release everywhere")]
+    Version(u16),
+    /// A greeting of a kind that does not exist.
+    #[error("its greeting is of unknown kind {0}")]
+    Greeting(u16),
+    /// A frame of a kind that does not exist, or with a reserved byte set.
+    #[error("a frame begins with {0:02x?}, which is of no known kind")]
+    Frame([u8; 2]),
+}
+
+/// Why a listener turns a dialer away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Refusal {
+    /// The dialer has not been introduced yet: try again.
+    NotYet = 1,
+    /// Both dial each other, and the listener's own connection is the one to keep.
+    UseMine = 2,
+    /// Another job's token.
+    Token = 3,
+    /// The dialer wants another peer than the one that listens here.
+    Peer = 4,
+    /// Another incarnation of either side.
+    Incarnation = 5,
+    /// There is, or was, a connection between the two already.
+    Duplicate = 6,
+}
+
+impl Refusal {
+    fn from_code(code: u16) -> Option<Refusal> {
+        use Refusal::{Duplicate, Incarnation, NotYet, Peer, Token, UseMine};
+        [NotYet, UseMine, Token, Peer, Incarnation, Duplicate].into_iter().find(|r| *r as u16 == code)
+    }
+
+    /// In words, for the refused side.
+    pub fn words(self) -> &'static str {
+        match self {
+            Refusal::NotYet => "it does not know of us yet",
+            Refusal::UseMine => "it is dialling us itself",
+            Refusal::Token => "it belongs to another job: check that no old process listens on this port",
+            Refusal::Peer => "another peer listens on this port",
+            Refusal::Incarnation => "one of the two has restarted since their addresses were exchanged",
+            Refusal::Duplicate => "it has had a connection with us before",
+        }
+    }
+}
+
+/// Who one side is and what it wants and offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Identity {
+    /// The job's secret.
+    pub token: [u8; 16],
+    /// The speaker.
+    pub from: u32,
+    /// Whom it takes the other side for.
+    pub to: u32,
+    /// The speaker's incarnation.
+    pub from_incarnation: u64,
+    /// The incarnation that it expects of the other side.
+    pub to_incarnation: u64,
+    /// Identity of the speaker's host; 0: unknown.
+    pub host: u128,
+    /// Chosen by the dialer, repeated by the listener.
+    pub nonce: u64,
+    /// Which of several connections of the pair.
+    pub channel: u16,
+    /// Largest eager message that it takes.
+    pub eager_bytes: u32,
+    /// Units of eager window that it keeps.
+    pub window_units: u32,
+}
+
+/// What is said before frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Greeting {
+    /// From the dialer.
+    Hello(Identity),
+    /// From the listener: frames may follow.
+    Welcome(Identity),
+    /// From the listener, which closes then. The code may be one of a later version.
+    Refuse(Result<Refusal, u16>),
+}
+
+struct Writer<'a>(&'a mut [u8], usize);
+
+impl Writer<'_> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.0[self.1..self.1 + bytes.len()].copy_from_slice(bytes);
+        self.1 += bytes.len();
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    /// The next `N` bytes. Buffers have fixed lengths, so there are enough.
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (head, rest) = self.0.split_at(N);
+        self.0 = rest;
+        let mut out = [0; N];
+        out.copy_from_slice(head);
+        out
+    }
+}
+
+impl Greeting {
+    /// Encodes.
+    pub fn encode(&self) -> [u8; GREETING_BYTES] {
+        let mut bytes = [0; GREETING_BYTES];
+        let mut w = Writer(&mut bytes, 0);
+        w.put(&MAGIC);
+        w.put(&VERSION.to_le_bytes());
+        match self {
+            Greeting::Hello(id) | Greeting::Welcome(id) => {
+                let kind: u16 = if matches!(self, Greeting::Hello(_)) { 1 } else { 2 };
+                w.put(&kind.to_le_bytes());
+                w.put(&id.token);
+                w.put(&id.from.to_le_bytes());
+                w.put(&id.to.to_le_bytes());
+                w.put(&id.from_incarnation.to_le_bytes());
+                w.put(&id.to_incarnation.to_le_bytes());
+                w.put(&id.host.to_le_bytes());
+                w.put(&id.nonce.to_le_bytes());
+                w.put(&id.eager_bytes.to_le_bytes());
+                w.put(&id.window_units.to_le_bytes());
+                w.put(&id.channel.to_le_bytes());
+            }
+            Greeting::Refuse(why) => {
+                w.put(&3u16.to_le_bytes());
+                w.put(&why.map_or_else(|code| code, |r| r as u16).to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    /// Decodes.
+    ///
+    /// # Errors
+    /// [`WireError`] when it is not ours.
+    pub fn decode(bytes: &[u8; GREETING_BYTES]) -> Result<Greeting, WireError> {
+        let mut r = Reader(bytes);
+        let magic = r.take();
+        if magic != MAGIC {
+            return Err(WireError::Magic(magic));
+        }
+        let version = u16::from_le_bytes(r.take());
+        if version != VERSION {
+            return Err(WireError::Version(version));
+        }
+        let kind = u16::from_le_bytes(r.take());
+        if kind == 3 {
+            let code = u16::from_le_bytes(r.take());
+            return Ok(Greeting::Refuse(Refusal::from_code(code).ok_or(code)));
+        }
+        let id = Identity {
+            token: r.take(),
+            from: u32::from_le_bytes(r.take()),
+            to: u32::from_le_bytes(r.take()),
+            from_incarnation: u64::from_le_bytes(r.take()),
+            to_incarnation: u64::from_le_bytes(r.take()),
+            host: u128::from_le_bytes(r.take()),
+            nonce: u64::from_le_bytes(r.take()),
+            eager_bytes: u32::from_le_bytes(r.take()),
+            window_units: u32::from_le_bytes(r.take()),
+            channel: u16::from_le_bytes(r.take()),
+        };
+        match kind {
+            1 => Ok(Greeting::Hello(id)),
+            2 => Ok(Greeting::Welcome(id)),
+            other => Err(WireError::Greeting(other)),
+        }
+    }
+}
+
+/// Whether the first bytes of a connection, up to as many as a greeting has, can be one. Lets a listener close a
+/// connection of another protocol at its first bytes.
+pub fn plausible(first: &[u8]) -> bool {
+    let n = first.len().min(MAGIC.len());
+    first[..n] == MAGIC[..n]
+}
+
+fn code(kind: Kind) -> u8 {
+    match kind {
+        Kind::Eager => 1,
+        Kind::Rts => 2,
+        Kind::Cts => 3,
+        Kind::Data => 4,
+        Kind::Credit => 5,
+        Kind::CancelSend => 6,
+        Kind::CancelRecv => 7,
+        Kind::Note => 8,
+        Kind::Bye => 9,
+    }
+}
+
+/// Encodes a header.
+pub fn encode(frame: &Frame) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[0] = code(frame.kind);
+    bytes[2..4].copy_from_slice(&frame.credit.to_le_bytes());
+    bytes[4..8].copy_from_slice(&frame.seq.to_le_bytes());
+    bytes[8..16].copy_from_slice(&frame.tag.to_le_bytes());
+    bytes[16..40].copy_from_slice(&frame.stamp.0);
+    bytes[40..48].copy_from_slice(&frame.length.to_le_bytes());
+    bytes[48..56].copy_from_slice(&frame.slot.to_le_bytes());
+    bytes[56..64].copy_from_slice(&frame.offset.to_le_bytes());
+    bytes
+}
+
+/// Decodes a header.
+///
+/// # Errors
+/// [`WireError::Frame`] when its kind is unknown.
+pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Frame, WireError> {
+    let mut r = Reader(bytes);
+    let [number, zero] = r.take();
+    let kind = match (number, zero) {
+        (1, 0) => Kind::Eager,
+        (2, 0) => Kind::Rts,
+        (3, 0) => Kind::Cts,
+        (4, 0) => Kind::Data,
+        (5, 0) => Kind::Credit,
+        (6, 0) => Kind::CancelSend,
+        (7, 0) => Kind::CancelRecv,
+        (8, 0) => Kind::Note,
+        (9, 0) => Kind::Bye,
+        _ => return Err(WireError::Frame([number, zero])),
+    };
+    Ok(Frame {
+        kind,
+        credit: u16::from_le_bytes(r.take()),
+        seq: u32::from_le_bytes(r.take()),
+        tag: u64::from_le_bytes(r.take()),
+        stamp: Stamp(r.take()),
+        length: u64::from_le_bytes(r.take()),
+        slot: u64::from_le_bytes(r.take()),
+        offset: u64::from_le_bytes(r.take()),
+    })
+}
