@@ -532,6 +532,11 @@ impl Matcher {
         (sends, self.recv_keys.len() + early_recvs)
     }
 
+    /// Whether sends are pending.
+    pub fn has_sends(&self) -> bool {
+        self.sends.len() + self.early_sends > 0
+    }
+
     /// Whether something from the peer is awaited.
     pub fn expects(&self) -> bool {
         self.recvs.len() > 0 || self.sends.len() > 0

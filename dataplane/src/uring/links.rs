@@ -55,13 +55,6 @@ impl Link {
             why: None,
         }
     }
-
-    pub(super) fn connection(&self) -> Option<&Connection> {
-        match self.channel.as_ref()?.way {
-            Way::Up(ref connection) => Some(connection),
-            Way::None | Way::Dial(_) => None,
-        }
-    }
 }
 
 impl Channel {

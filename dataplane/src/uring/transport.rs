@@ -326,7 +326,7 @@ impl TcpTransport {
         });
     }
 
-    fn progress(&mut self) -> bool {
+    pub(super) fn progress(&mut self) -> bool {
         let mut moved = false;
         if !self.dialling.is_empty() {
             moved |= self.step_dials();
