@@ -1,4 +1,8 @@
-//! The `ringway` program.
+//! The `ringway` program: a local launcher, a coordination service, and a look at this machine.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -1,0 +1,73 @@
+//! The command line: one file or folder per subcommand, each with an `Args` and a `run`.
+
+mod completions;
+mod coordinator;
+mod run;
+
+use std::fmt::Display;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// What the program itself failing looks like, as in `timeout` and `docker run`; 126 and 127 stand for a program
+/// that cannot be run or found, everything else is a rank's own exit code.
+const EXIT_OWN_FAILURE: u8 = 125;
+
+/// Moves tensors between the machines of a cluster.
+#[derive(Parser)]
+#[command(name = "ringway", version, about, max_term_width = 110)]
+#[command(after_help = "Examples:
+  ringway run -n 4 -- ./train            four ranks on this host, one command
+  ringway run -n 2 --tag -- python x.py  the same with every line marked by its rank
+
+Every setting is an environment variable, RINGWAY_...")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The whole command line as users see it; completions are made from this.
+#[derive(Parser)]
+#[command(name = "ringway")]
+struct VisibleCli {
+    #[command(subcommand)]
+    _command: Visible,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Visible(Visible),
+    #[command(flatten)]
+    Stage(run::Stage),
+}
+
+#[derive(Subcommand)]
+enum Visible {
+    Run(run::Args),
+    Completions(completions::Args),
+}
+
+/// Runs the program; the exit code is what its subcommand says.
+pub(crate) fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Visible(Visible::Run(args)) => done("run", run::run(&args)),
+        Command::Visible(Visible::Completions(args)) => done("completions", completions::run(&args)),
+        Command::Stage(stage) => stage.run(),
+    }
+}
+
+/// The exit code of a subcommand, its error printed.
+fn done<E: Display>(name: &str, result: Result<ExitCode, E>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        say(&format!("{name}: {error}"));
+        ExitCode::from(EXIT_OWN_FAILURE)
+    })
+}
+
+/// Says something on standard error in one write, so that it is not mixed with what the ranks say.
+fn say(what: &str) {
+    // When standard error is gone there is nobody to tell.
+    let _ = std::io::stderr().write_all(format!("ringway {what}\n").as_bytes());
+}

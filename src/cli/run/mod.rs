@@ -1,0 +1,197 @@
+//! `ringway run -n N -- PROGRAM ...`: starts the ranks of one host, passes signals on, and ends them together.
+//!
+//! - [`ending`]: when the ranks are told to end, and the exit code (pure).
+//! - [`signals`]: the launcher's signals as events.
+//! - [`output`]: lines marked with their rank.
+//! - [`stage`]: what ties the ranks' lives to the launcher's.
+//! - [`ranks`]: the ranks' processes.
+
+mod ending;
+mod output;
+mod ranks;
+mod signals;
+mod stage;
+
+use std::ffi::OsString;
+use std::io;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::value_parser;
+use rustix::process::Signal;
+
+use crate::cli::coordinator::{Coordinator, CoordinatorError};
+use crate::cli::say;
+use ending::{Ending, Outcome, Step};
+use output::Output;
+use ranks::{Job, Plan, Ranks};
+use ringway_control::settings::{Settings, SettingsError};
+use signals::Signals;
+pub(crate) use stage::Stage;
+
+/// The most ranks that one host is asked to run.
+const MAX_LOCAL_RANKS: i64 = 1024;
+
+/// Run a program as several ranks on this host
+///
+/// Starts N copies of PROGRAM, tells each its rank through RINGWAY_* variables, and runs the coordination service
+/// that they meet at. The first rank that fails ends the others; its exit code becomes this command's (128 plus
+/// the number of the signal if it was killed). SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed
+/// on. Nothing that was started outlives this command.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  ringway run -n 4 -- ./train --epochs 3
+  ringway run -n 4 --tag -- python train.py    every line of output begins with its rank
+  ringway run -n 2 --grace-ms 500 -- ./prog    half a second from a failure to SIGTERM
+
+Over several hosts, let Slurm, mpirun or Kubernetes start the ranks: ringway recognises them.
+
+Exit codes: that of the first rank that failed; 125 when ringway itself failed, 126 when
+PROGRAM cannot be run, 127 when it is not found.")]
+pub(crate) struct Args {
+    /// How many ranks
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = value_parser!(u32).range(1..=MAX_LOCAL_RANKS))]
+    ranks: u32,
+    /// Begin every line of output with the rank that wrote it
+    #[arg(long)]
+    tag: bool,
+    /// How long the other ranks may go on after one has failed, to print their own errors; as long again between
+    /// SIGTERM and SIGKILL
+    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = value_parser!(u64).range(0..=600_000))]
+    grace_ms: u64,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Why the launcher itself failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RunError {
+    /// A `RINGWAY_*` variable is not allowed.
+    #[error("{0}")]
+    Settings(#[from] SettingsError),
+    /// The coordination service could not be started.
+    #[error("{0}")]
+    Coordinator(#[from] CoordinatorError),
+    /// A rank could not be started.
+    #[error(
+        "cannot start rank {rank} of {ranks}: {source}; the limits on processes (ulimit -u) and open files (ulimit -n) may be too low"
+    )]
+    Start {
+        /// Which.
+        rank: u32,
+        /// Of how many.
+        ranks: u32,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something that the system should always grant.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Starts the ranks, waits for them, and returns their exit code.
+///
+/// # Errors
+/// When the settings are not allowed or the ranks cannot be started; a rank's own failure is an exit code.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
+    let system = |what| move |source| RunError::System { what, source };
+    let settings = Settings::from_env()?;
+    // Before the first rank starts: a signal that comes now must not leave it behind.
+    let mut signals = Signals::catch().map_err(system("receive signals"))?;
+    // Processes whose rank has ended become ours, so that their end can be waited for.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|error| RunError::System { what: "adopt processes of ranks", source: error.into() })?;
+    let job = Job::new(&settings).map_err(system("read /dev/urandom"))?;
+    let coordinator = Coordinator::start_local(&settings, &job.id, &job.secret, args.ranks)?;
+    let (program, tag, coordinator) = (args.program.as_slice(), args.tag, coordinator.address());
+    let mut ranks = Ranks::start(&Plan { program, ranks: args.ranks, tag, job: &job, coordinator })?;
+    let output = match ranks.take_streams() {
+        streams if streams.is_empty() => None,
+        streams => Some(Output::start(streams).map_err(system("start a thread"))?),
+    };
+    let code = wait_for_ranks(args, &mut ranks, &mut signals).map_err(system("wait for signals"));
+    if let Some(output) = output {
+        output.finish();
+    }
+    Ok(ExitCode::from(code?))
+}
+
+/// The launcher's loop: signals, ends of processes, and deadlines, until nothing that was started is left.
+fn wait_for_ranks(args: &Args, ranks: &mut Ranks, signals: &mut Signals) -> io::Result<u8> {
+    let grace = Duration::from_millis(args.grace_ms);
+    let start = Instant::now();
+    let mut ending = Ending::new(grace);
+    loop {
+        for (rank, pid, outcome) in ranks.reap()? {
+            if ending.ended(rank, outcome, start.elapsed()) {
+                report_failure(rank, pid, outcome, ranks.running(), args.ranks);
+            }
+        }
+        let mut steps = Vec::new();
+        if ranks.running() == 0 {
+            if !ranks.any_group_left() {
+                return Ok(ending.exit_code());
+            }
+            steps.extend(ending.ranks_gone(start.elapsed()));
+        }
+        steps.extend(ending.due(start.elapsed()));
+        for step in steps {
+            take(step, ranks);
+        }
+        let timeout = ending.deadline().map(|deadline| deadline.saturating_sub(start.elapsed()));
+        for signal in signals.wait(timeout)? {
+            if let Some(step) = forward(signal, ranks, &mut ending, start) {
+                take(step, ranks);
+            }
+        }
+    }
+}
+
+/// Passes a signal on. Returns what follows from it for the ranks' end.
+fn forward(signal: Signal, ranks: &Ranks, ending: &mut Ending, start: Instant) -> Option<Step> {
+    match signal {
+        Signal::CHILD => None,
+        Signal::TSTP => {
+            ranks.send(Signal::TSTP);
+            // Stops this process as its user asked; it goes on after SIGCONT. Should it fail, we were never stopped.
+            let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+            ranks.send(Signal::CONT);
+            None
+        }
+        other => {
+            ranks.send(other);
+            let ends = signals::FORWARDED.iter().any(|(signal, ends)| *signal == other && *ends);
+            ends.then(|| ending.asked(start.elapsed())).flatten()
+        }
+    }
+}
+
+fn take(step: Step, ranks: &Ranks) {
+    if ranks.running() > 0 {
+        let (signal, left) = (if step == Step::Kill { "SIGKILL" } else { "SIGTERM" }, ranks.running());
+        eprintln!("ringway run: {} still running: sending {signal}", counted(left, "rank"));
+    }
+    ranks.send(if step == Step::Kill { Signal::KILL } else { Signal::TERM });
+    // A stopped process gets SIGTERM only once it goes on.
+    ranks.send(Signal::CONT);
+}
+
+fn report_failure(rank: u32, pid: i32, outcome: Outcome, left: usize, ranks: u32) {
+    let how = match outcome {
+        Outcome::Exited(code) => format!("exited with code {code}"),
+        Outcome::Killed(signal) => format!("was killed by {}", signals::name(signal)),
+    };
+    let rest =
+        if left == 0 { String::new() } else { format!("; ending the other {}", counted(left, "rank")) };
+    say(&format!("run: rank {rank} of {ranks} (pid {pid}) {how}{rest}"));
+}
+
+fn counted(n: usize, what: &str) -> String {
+    if n == 1 { format!("{n} {what}") } else { format!("{n} {what}s") }
+}
