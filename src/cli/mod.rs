@@ -3,6 +3,8 @@
 mod completions;
 mod coordinator;
 mod run;
+mod serve;
+mod signals;
 
 use std::fmt::Display;
 use std::io::Write;
@@ -18,8 +20,9 @@ const EXIT_OWN_FAILURE: u8 = 125;
 #[derive(Parser)]
 #[command(name = "ringway", version, about, max_term_width = 110)]
 #[command(after_help = "Examples:
-  ringway run -n 4 -- ./train            four ranks on this host, one command
-  ringway run -n 2 --tag -- python x.py  the same with every line marked by its rank
+  ringway run -n 4 -- ./train               four ranks on this host, one command
+  ringway run -n 2 --tag -- python x.py     every line of output marked by its rank
+  ringway serve --cluster c.json --job worker --task 0
 
 Every setting is an environment variable, RINGWAY_...")]
 struct Cli {
@@ -46,6 +49,7 @@ enum Command {
 #[derive(Subcommand)]
 enum Visible {
     Run(run::Args),
+    Serve(serve::Args),
     Completions(completions::Args),
 }
 
@@ -53,6 +57,7 @@ enum Visible {
 pub(crate) fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Visible(Visible::Run(args)) => done("run", run::run(&args)),
+        Command::Visible(Visible::Serve(args)) => done("serve", serve::run(&args)),
         Command::Visible(Visible::Completions(args)) => done("completions", completions::run(&args)),
         Command::Stage(stage) => stage.run(),
     }

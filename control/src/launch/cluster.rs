@@ -189,6 +189,12 @@ impl Cluster {
             .flat_map(|(job, tasks)| (0u32..).zip(tasks).map(move |(i, address)| (job.as_str(), i, address)))
     }
 
+    /// The jobs in the order given, with how many tasks each has.
+    pub fn job_sizes(&self) -> Vec<(String, u32)> {
+        let size = |tasks: &Vec<HostPort>| u32::try_from(tasks.len()).expect("at most MAX_TASKS");
+        self.jobs.iter().map(|(job, tasks)| (job.clone(), size(tasks))).collect()
+    }
+
     /// The address of one task.
     ///
     /// # Errors

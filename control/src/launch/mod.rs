@@ -31,6 +31,9 @@ pub use vars::{Here, Vars};
 use crate::settings::{HostPort, Settings, SettingsError};
 use ringway_topology::{LocalRank, Rank};
 
+/// The job under which ranks register with the coordination service: rank r is task r of it.
+pub const RANK_JOB: &str = "worker";
+
 /// Who this process is in its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {

@@ -1,7 +1,6 @@
 //! `ringway run -n N -- PROGRAM ...`: starts the ranks of one host, passes signals on, and ends them together.
 //!
 //! - [`ending`]: when the ranks are told to end, and the exit code (pure).
-//! - [`signals`]: the launcher's signals as events.
 //! - [`output`]: lines marked with their rank.
 //! - [`stage`]: what ties the ranks' lives to the launcher's.
 //! - [`ranks`]: the ranks' processes.
@@ -9,7 +8,6 @@
 mod ending;
 mod output;
 mod ranks;
-mod signals;
 mod stage;
 
 use std::ffi::OsString;
@@ -22,15 +20,25 @@ use rustix::process::Signal;
 
 use crate::cli::coordinator::{Coordinator, CoordinatorError};
 use crate::cli::say;
+use crate::cli::signals::{self, Signals};
 use ending::{Ending, Outcome, Step};
 use output::Output;
 use ranks::{Job, Plan, Ranks};
 use ringway_control::settings::{Settings, SettingsError};
-use signals::Signals;
 pub(crate) use stage::Stage;
 
 /// The most ranks that one host is asked to run.
 const MAX_LOCAL_RANKS: i64 = 1024;
+
+/// What is passed on to the ranks, and whether it asks them to end.
+const FORWARDED: [(Signal, bool); 6] = [
+    (Signal::INT, true),
+    (Signal::TERM, true),
+    (Signal::HUP, true),
+    (Signal::QUIT, true),
+    (Signal::USR1, false),
+    (Signal::USR2, false),
+];
 
 /// Run a program as several ranks on this host
 ///
@@ -103,13 +111,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
     let system = |what| move |source| RunError::System { what, source };
     let settings = Settings::from_env()?;
     // Before the first rank starts: a signal that comes now must not leave it behind.
-    let mut signals = Signals::catch().map_err(system("receive signals"))?;
+    let caught = FORWARDED.map(|(signal, _)| signal).into_iter().chain([Signal::TSTP, Signal::CHILD]);
+    let mut signals = Signals::catch(&caught.collect::<Vec<_>>()).map_err(system("receive signals"))?;
     // Processes whose rank has ended become ours, so that their end can be waited for.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| RunError::System { what: "adopt processes of ranks", source: error.into() })?;
     let job = Job::new(&settings).map_err(system("read /dev/urandom"))?;
-    let coordinator = Coordinator::start_local(&settings, &job.id, &job.secret, args.ranks)?;
-    let (program, tag, coordinator) = (args.program.as_slice(), args.tag, coordinator.address());
+    let coordinator = Coordinator::for_ranks(&settings, args.ranks)?;
+    let (program, tag, coordinator) = (args.program.as_slice(), args.tag, &coordinator.address());
     let mut ranks = Ranks::start(&Plan { program, ranks: args.ranks, tag, job: &job, coordinator })?;
     let output = match ranks.take_streams() {
         streams if streams.is_empty() => None,
@@ -166,7 +175,7 @@ fn forward(signal: Signal, ranks: &Ranks, ending: &mut Ending, start: Instant) -
         }
         other => {
             ranks.send(other);
-            let ends = signals::FORWARDED.iter().any(|(signal, ends)| *signal == other && *ends);
+            let ends = FORWARDED.iter().any(|(signal, ends)| *signal == other && *ends);
             ends.then(|| ending.asked(start.elapsed())).flatten()
         }
     }

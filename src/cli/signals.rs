@@ -1,4 +1,4 @@
-//! The launcher's signals, received as events on a descriptor that can be waited on with a deadline.
+//! Signals as events: received on a descriptor that can be waited on with a deadline.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -10,48 +10,39 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
-/// What is passed on to the ranks, and whether it asks them to end.
-pub(super) const FORWARDED: [(Signal, bool); 6] = [
-    (Signal::INT, true),
-    (Signal::TERM, true),
-    (Signal::HUP, true),
-    (Signal::QUIT, true),
-    (Signal::USR1, false),
-    (Signal::USR2, false),
-];
-
 /// Signals that have arrived and were not yet looked at.
-pub(super) struct Signals {
+pub(crate) struct Signals {
     wake: UnixStream,
     arrived: Vec<(Signal, Arc<AtomicBool>)>,
 }
 
 impl Signals {
-    /// Begins to receive the forwarded signals, SIGTSTP and SIGCHLD.
+    /// Begins to receive these signals.
     ///
-    /// A signal that is ignored when the launcher starts stays so (nohup ignores SIGHUP): the ranks inherit it.
-    pub(super) fn catch() -> io::Result<Self> {
+    /// One that is ignored when the program starts stays so (nohup ignores SIGHUP), and processes that it starts
+    /// inherit that; only SIGCHLD is received in any case.
+    pub(crate) fn catch(signals: &[Signal]) -> io::Result<Self> {
         let (wake, wake_end) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         wake_end.set_nonblocking(true)?;
         let ignored = ignored_mask(&std::fs::read_to_string("/proc/self/status")?);
         let mut arrived = Vec::new();
-        for signal in FORWARDED.map(|(signal, _)| signal).into_iter().chain([Signal::TSTP, Signal::CHILD]) {
+        for signal in signals {
             let number = signal.as_raw();
-            if signal != Signal::CHILD && ignored & (1 << (number - 1)) != 0 {
+            if *signal != Signal::CHILD && ignored & (1 << (number - 1)) != 0 {
                 continue;
             }
             let flag = Arc::new(AtomicBool::new(false));
             // In this order: the flag is up before the descriptor wakes the reader.
             signal_hook::flag::register(number, Arc::clone(&flag))?;
             signal_hook::low_level::pipe::register(number, wake_end.try_clone()?)?;
-            arrived.push((signal, flag));
+            arrived.push((*signal, flag));
         }
         Ok(Signals { wake, arrived })
     }
 
-    /// Waits until a signal arrives or the time is up, and returns what has arrived, in [`FORWARDED`]'s order.
-    pub(super) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<Signal>> {
+    /// Waits until a signal arrives or the time is up, and returns what has arrived.
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<Signal>> {
         let timeout =
             timeout.map(|time| Timespec::try_from(time).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 }));
         match poll(&mut [PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN)], timeout.as_ref()) {
@@ -72,7 +63,7 @@ fn ignored_mask(status: &str) -> u64 {
 }
 
 /// A signal's name, such as SIGTERM, or its number.
-pub(super) fn name(signal: u8) -> String {
+pub(crate) fn name(signal: u8) -> String {
     signal_hook::low_level::signal_name(i32::from(signal)).map_or(format!("signal {signal}"), str::to_owned)
 }
 

@@ -1,120 +1,13 @@
 //! `ringway run` as users meet it: exit codes, output, signals, and that nothing outlives it.
-//!
-//! Nothing here sleeps: a test waits for lines on a pipe, or for the pipe's end, which comes when no process holds
-//! it any more. [`LIMIT`] only bounds a test that fails.
-#![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::process::Stdio;
+use std::sync::mpsc::channel;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-/// A test that waits longer has failed.
-const LIMIT: Duration = Duration::from_secs(30);
-
-/// A launcher under test, its output read line by line in the background.
-struct Run {
-    child: Child,
-    stdout: Receiver<String>,
-    stderr: Receiver<String>,
-}
-
-fn lines(pipe: impl std::io::Read + Send + 'static) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || {
-        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-            if sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
-}
-
-/// The environment without settings that would change what is tested.
-fn command(program: &str) -> Command {
-    let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("RINGWAY_") {
-            command.env_remove(name);
-        }
-    }
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-fn ringway(arguments: &[&str]) -> Command {
-    let mut command = command(env!("CARGO_BIN_EXE_ringway"));
-    command.args(arguments);
-    command
-}
-
-/// `ringway run` of a shell script with options.
-fn script(options: &[&str], script: &str) -> Run {
-    let mut command = ringway(&["run"]);
-    command.args(options).args(["--", "sh", "-c", script]);
-    Run::start(command)
-}
-
-impl Run {
-    fn start(mut command: Command) -> Self {
-        let mut child = command.spawn().expect("the program starts");
-        let stdout = lines(child.stdout.take().unwrap());
-        let stderr = lines(child.stderr.take().unwrap());
-        Run { child, stdout, stderr }
-    }
-
-    /// The next line of standard output.
-    fn line(&self) -> String {
-        self.stdout.recv_timeout(LIMIT).expect("a line of output in time")
-    }
-
-    /// The next `n` lines of standard output, sorted.
-    fn sorted_lines(&self, n: usize) -> Vec<String> {
-        let mut lines: Vec<String> = (0..n).map(|_| self.line()).collect();
-        lines.sort();
-        lines
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("the launcher is there");
-    }
-
-    /// Waits for the end of both streams, hence of every process that holds them, and of the launcher.
-    fn end(mut self) -> End {
-        let rest = |from: &Receiver<String>| {
-            let mut lines = Vec::new();
-            loop {
-                match from.recv_timeout(LIMIT) {
-                    Ok(line) => lines.push(line),
-                    Err(RecvTimeoutError::Disconnected) => return lines,
-                    Err(RecvTimeoutError::Timeout) => {
-                        panic!("a process still holds the output; so far {lines:?}")
-                    }
-                }
-            }
-        };
-        let (stdout, stderr) = (rest(&self.stdout), rest(&self.stderr));
-        End { status: self.child.wait().expect("it can be waited for"), stdout, stderr: stderr.join("\n") }
-    }
-}
-
-/// How a launcher ended.
-#[derive(Debug)]
-struct End {
-    status: ExitStatus,
-    stdout: Vec<String>,
-    stderr: String,
-}
-
-impl End {
-    fn code(&self) -> i32 {
-        self.status.code().unwrap_or_else(|| panic!("ended by itself: {self:?}"))
-    }
-}
+use crate::process::{Folder, Run, command, lines, ringway, script};
 
 #[test]
 fn ranks_are_told_who_they_are() {
@@ -131,8 +24,7 @@ fn ranks_are_told_who_they_are() {
 #[test]
 fn many_ranks_are_all_started() {
     let end = script(&["-n", "48"], "echo $RINGWAY_RANK").end();
-    let ranks: std::collections::BTreeSet<u32> =
-        end.stdout.iter().map(|line| line.parse().unwrap()).collect();
+    let ranks: BTreeSet<u32> = end.stdout.iter().map(|line| line.parse().unwrap()).collect();
     assert_eq!(ranks.len(), 48);
     assert_eq!(end.code(), 0);
 }
@@ -154,7 +46,9 @@ fn the_others_may_say_their_own_error_first() {
     // Rank 0 reads until rank 1 is gone, and only then speaks.
     let end = script(
         &["-n", "2", "--grace-ms", "600000"],
-        &format!("if [ $RINGWAY_RANK = 1 ]; then exec 3>{fifo}; exit 5; fi; cat {fifo}; echo rank 1 is gone >&2"),
+        &format!(
+            "if [ $RINGWAY_RANK = 1 ]; then exec 3>{fifo}; exit 5; fi; cat {fifo}; echo rank 1 is gone >&2"
+        ),
     )
     .end();
     assert_eq!(end.code(), 5, "{}", end.stderr);
@@ -372,31 +266,4 @@ fn completions_know_the_subcommands() {
         assert!(!script.contains("__rank"), "{shell}: hidden stages are nobody's business");
     }
     assert_eq!(Run::start(ringway(&["completions", "cmd"])).end().code(), 2);
-}
-
-/// A folder of one test, removed with it.
-struct Folder {
-    path: std::path::PathBuf,
-}
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path =
-            std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder { path }
-    }
-
-    fn fifo(&self, name: &str) -> String {
-        let path = self.path.join(name).to_str().expect("a plain path").to_owned();
-        let made = Command::new("mkfifo").arg(&path).status().expect("mkfifo is there");
-        assert!(made.success());
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.path);
-    }
 }

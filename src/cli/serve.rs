@@ -1,0 +1,133 @@
+//! `ringway serve`: the coordination service of a described cluster, for clients that are not ranks of ours.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use rustix::process::Signal;
+
+use super::coordinator::{Coordinator, CoordinatorError};
+use super::say;
+use super::signals::Signals;
+use ringway_control::launch::cluster::{Cluster, ClusterError};
+use ringway_control::settings::{HostPort, Settings, SettingsError};
+use ringway_topology::{IdError, TaskId};
+
+/// Run the coordination service of a cluster
+///
+/// Reads a description of the cluster, and serves it as one of its tasks until SIGTERM or SIGINT. TensorFlow's
+/// coordination agents and ringway's own ranks register there.
+#[derive(clap::Args)]
+#[command(after_help = r#"Examples:
+  ringway serve --cluster cluster.json --job worker --task 0
+  ringway serve --cluster '{"worker": ["node1:29400", "node2:29400"]}' --job worker --task 0
+  ringway serve --cluster cluster.json --job ps --task 0 --bind '[::]:2222'
+
+A cluster is JSON: {"JOB": ["HOST:PORT", ...]}, with the tasks of a job in order; or, as in
+TensorFlow's ClusterDef, {"job": [{"name": "JOB", "tasks": {"0": "HOST:PORT"}}]}.
+
+Ranks find a service outside of them by RINGWAY_COORDINATOR=HOST:PORT and
+RINGWAY_COORDINATOR_BY=outside."#)]
+pub(crate) struct Args {
+    /// A JSON file, or the JSON itself
+    #[arg(long, value_name = "FILE|JSON")]
+    cluster: String,
+    /// The job of this task
+    #[arg(long)]
+    job: String,
+    /// The index of this task in its job
+    #[arg(long)]
+    task: u32,
+    /// Listen here instead of at the task's own address
+    #[arg(long, value_name = "HOST:PORT")]
+    bind: Option<String>,
+}
+
+/// Why the service could not run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ServeCommandError {
+    /// A `RINGWAY_*` variable is not allowed.
+    #[error("{0}")]
+    Settings(#[from] SettingsError),
+    /// The cluster's file cannot be read.
+    #[error("cannot read the cluster from {path}: {source}; give a file, or JSON that begins with {{")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The cluster is not sound.
+    #[error("--cluster: {0}")]
+    Cluster(#[from] ClusterError),
+    /// A job's name cannot be one.
+    #[error("--cluster: {0}")]
+    Name(#[from] IdError),
+    /// `--bind` is not an address.
+    #[error("--bind {given} is not HOST:PORT; an IPv6 address goes in brackets, as in [::]:29400")]
+    Bind {
+        /// What was given.
+        given: String,
+    },
+    /// The host to listen on has no address.
+    #[error("cannot find the address of {host}: {source}; give --bind with an address of this machine")]
+    Resolve {
+        /// The host.
+        host: HostPort,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The service did not start.
+    #[error("{0}")]
+    Coordinator(#[from] CoordinatorError),
+    /// Signals cannot be received.
+    #[error("cannot wait for signals: {0}")]
+    Signals(io::Error),
+}
+
+/// Serves until it is told to end.
+///
+/// # Errors
+/// When the cluster is not sound or the address cannot be listened on.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
+    let settings = Settings::from_env()?;
+    let cluster = Cluster::parse(&read_cluster(&args.cluster)?)?;
+    let own = cluster.address(&args.job, args.task)?;
+    let bind = match &args.bind {
+        None => own.clone(),
+        Some(given) => {
+            HostPort::parse(given).ok_or_else(|| ServeCommandError::Bind { given: given.clone() })?
+        }
+    };
+    let mut agents = Vec::new();
+    for (job, index, address) in
+        cluster.all().filter(|(job, index, _)| (*job, *index) != (&args.job, args.task))
+    {
+        agents.push((TaskId::new(job, index)?, address.to_string()));
+    }
+    let tasks = agents.len() + 1;
+    let mut signals = Signals::catch(&[Signal::TERM, Signal::INT]).map_err(ServeCommandError::Signals)?;
+    let coordinator = Coordinator::start(resolve(&bind)?, &settings, cluster.job_sizes(), agents)?;
+    say(&format!(
+        "serve: {}:{} of {tasks} tasks, at {}; SIGTERM ends it",
+        args.job,
+        args.task,
+        coordinator.address()
+    ));
+    while signals.wait(None).map_err(ServeCommandError::Signals)?.is_empty() {}
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read_cluster(given: &str) -> Result<String, ServeCommandError> {
+    if given.trim_start().starts_with('{') {
+        return Ok(given.to_owned());
+    }
+    std::fs::read_to_string(given).map_err(|source| ServeCommandError::File { path: given.into(), source })
+}
+
+fn resolve(host: &HostPort) -> Result<SocketAddr, ServeCommandError> {
+    let failed = |source| ServeCommandError::Resolve { host: host.clone(), source };
+    let mut addresses = (host.host.as_str(), host.port).to_socket_addrs().map_err(failed)?;
+    addresses.next().ok_or_else(|| failed(io::Error::from(io::ErrorKind::NotFound)))
+}

@@ -1,0 +1,9 @@
+//! The `ringway` program as users meet it, as a process.
+//!
+//! Nothing here sleeps: a test waits for lines on a pipe, or for the pipe's end, which comes when no process holds
+//! it any more. A limit only bounds a test that fails.
+#![forbid(unsafe_code)]
+
+mod process;
+mod run;
+mod serve;

@@ -1,0 +1,87 @@
+//! `ringway serve`: clusters that are sound and not, ports that are free and not, and its end.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use rustix::process::Signal;
+
+use crate::process::{Folder, Run, ringway};
+
+/// A port that was free just now.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Starts a service and waits until it says where it is.
+fn served(arguments: &[&str]) -> (Run, String) {
+    let run = Run::start(ringway(&[&["serve"], arguments].concat()));
+    let line = run.error_line();
+    let address = line.split(", at ").nth(1).and_then(|rest| rest.split(';').next());
+    let address = address.unwrap_or_else(|| panic!("it says where it is: {line}")).to_owned();
+    (run, address)
+}
+
+#[test]
+fn serves_until_sigterm() {
+    let port = free_port();
+    let folder = Folder::new("serve");
+    let cluster =
+        format!(r#"{{"worker": ["127.0.0.1:{port}", "127.0.0.1:1"], "ps": {{"0": "127.0.0.1:2"}}}}"#);
+    let file = folder.file("cluster.json", &cluster);
+    for cluster in [cluster, file] {
+        let (run, address) = served(&["--cluster", &cluster, "--job", "worker", "--task", "0"]);
+        assert_eq!(address, format!("127.0.0.1:{port}"));
+        // An HTTP/2 server answers the preface with its settings (frame type 4 on stream 0).
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+        let mut header = [0; 9];
+        stream.read_exact(&mut header).unwrap();
+        assert_eq!((header[3], &header[5..]), (4, &[0u8; 4][..]));
+        run.signal(Signal::TERM);
+        assert_eq!(run.end().code(), 0);
+    }
+}
+
+#[test]
+fn bind_goes_before_the_tasks_own_address() {
+    let cluster = r#"{"worker": ["203.0.113.7:29400"]}"#;
+    let bind = format!("127.0.0.1:{}", free_port());
+    let (run, address) = served(&["--cluster", cluster, "--job", "worker", "--task", "0", "--bind", &bind]);
+    assert_eq!(address, bind);
+    run.signal(Signal::INT);
+    assert_eq!(run.end().code(), 0);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = holder.local_addr().unwrap().to_string();
+    let cluster = format!(r#"{{"worker": ["{address}"]}}"#);
+    let end = Run::start(ringway(&["serve", "--cluster", &cluster, "--job", "worker", "--task", "0"])).end();
+    assert_eq!(end.code(), 125);
+    assert!(end.stderr.contains(&address) && end.stderr.contains("in use"), "{}", end.stderr);
+}
+
+#[test]
+fn what_cannot_be_served_is_explained() {
+    for (cluster, job, task, said) in [
+        (r#"{"worker": ["a:1"]"#, "worker", "0", "not valid JSON"),
+        (r#"{"worker": ["a:1"], "worker": ["b:1"]}"#, "worker", "0", "job worker is given twice"),
+        (r#"{"worker": {"0": "a:1", "0": "b:1"}}"#, "worker", "0", "task worker:0 is given twice"),
+        (r#"{"worker": {"0": "a:1", "2": "b:1"}}"#, "worker", "0", "task worker:1 is missing"),
+        (r#"{"worker": ["a:1", "a:1"]}"#, "worker", "0", "both have the address a:1"),
+        (r#"{"worker": ["a:1"]}"#, "worker", "1", "no task worker:1; it has worker:0=a:1"),
+        (r#"{"worker": ["a:1"]}"#, "ps", "0", "no task ps:0"),
+        (r#"{"worker": ["no.such.host.invalid:1"]}"#, "worker", "0", "give --bind"),
+        (r#"{"worker": ["203.0.113.7:1111"]}"#, "worker", "0", "no such address"),
+        ("/no/such/file", "worker", "0", "/no/such/file"),
+    ] {
+        let end = Run::start(ringway(&["serve", "--cluster", cluster, "--job", job, "--task", task])).end();
+        assert_eq!(end.code(), 125, "{cluster}");
+        assert!(end.stderr.contains(said), "{cluster}: {}", end.stderr);
+    }
+    let arguments =
+        ["serve", "--cluster", r#"{"worker": ["a:1"]}"#, "--job", "worker", "--task", "0", "--bind", "x"];
+    let end = Run::start(ringway(&arguments)).end();
+    assert!(end.stderr.contains("--bind x is not HOST:PORT"), "{}", end.stderr);
+}
