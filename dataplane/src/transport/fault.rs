@@ -6,12 +6,11 @@
 //! - **F2** The same seed, plan and calls inject the same faults.
 //! - **F3** With an empty plan nothing is changed.
 
-use super::caps::Caps;
-use super::contract::{Address, ConnectError, RegionKey, RegisterError, Transport};
-use super::op::{Cause, CauseKind, Event, Note, Op, OpId, Peer, PostError, Stamp};
+use super::contract::{Address, ConnectError, Transport};
+use super::forward::forward;
+use super::op::{Cause, CauseKind, Event, Op, OpId, Peer, PostError, Stamp};
 use super::seed::Seeded;
 use super::wake::Waker;
-use crate::memory::{Region, RegionId};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -298,29 +297,10 @@ fn stamp_of(op: &mut Op) -> &mut Stamp {
 }
 
 impl<T: Transport> Transport for Faulty<T> {
-    fn caps(&self) -> Caps {
-        self.inner.caps()
-    }
-
-    fn address(&self) -> Address {
-        self.inner.address()
-    }
-
-    fn register(&mut self, region: &Region) -> Result<RegionKey, RegisterError> {
-        self.inner.register(region)
-    }
-
-    fn deregister(&mut self, region: RegionId) {
-        self.inner.deregister(region);
-    }
-
+    forward!(inner: caps, address, register, deregister, close, cancel, note, waker, retire, leave, why, pending);
     fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
         self.taken_by_peer.entry(peer).or_default();
         self.inner.connect(peer, to)
-    }
-
-    fn close(&mut self, peer: Peer, why: Cause) {
-        self.inner.close(peer, why);
     }
 
     fn post(&mut self, id: OpId, mut op: Op) -> Result<(), (PostError, Op)> {
@@ -363,14 +343,6 @@ impl<T: Transport> Transport for Faulty<T> {
         }
     }
 
-    fn cancel(&mut self, id: OpId) {
-        self.inner.cancel(id);
-    }
-
-    fn note(&mut self, to: Peer, note: &Note) -> Result<(), PostError> {
-        self.inner.note(to, note)
-    }
-
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {
         self.strike_after();
         self.strike_asked();
@@ -403,28 +375,8 @@ impl<T: Transport> Transport for Faulty<T> {
         if self.stalled() { Some(self.silence.fd()) } else { self.inner.sleep_fd() }
     }
 
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
-
     fn next_timer_ms(&self) -> Option<u64> {
         if self.stalled() { Some(STALL_LOOK_MS) } else { self.inner.next_timer_ms() }
-    }
-
-    fn retire(&mut self, group: u32) {
-        self.inner.retire(group);
-    }
-
-    fn leave(&mut self, linger_ms: u64) {
-        self.inner.leave(linger_ms);
-    }
-
-    fn why(&self, peer: Peer) -> Option<String> {
-        self.inner.why(peer)
-    }
-
-    fn pending(&self, peer: Peer) -> (usize, usize) {
-        self.inner.pending(peer)
     }
 }
 

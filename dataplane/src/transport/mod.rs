@@ -2,7 +2,8 @@
 //!
 //! - [`contract`]: the [`Transport`] trait. [`op`]: operations, events, errors. [`caps`]: what a transport can do.
 //! - [`conformance`]: the suite that holds every transport to it.
-//! - [`fault`] and [`trace`]: decorators of any transport, that break it on purpose and that remember what it did.
+//! - [`fault`], [`trace`], [`named`]: decorators of any transport, that break it on purpose, remember what it did, and
+//!   give it another name.
 //! - [`loopback`]: threads of one process. [`seed`]: randomness that replays.
 //! - [`matching`]: which send belongs to which receive, for transports over a stream.
 //! - [`wake`]: how another thread rouses one that sleeps on a transport.
@@ -12,8 +13,10 @@ pub mod caps;
 pub mod conformance;
 pub mod contract;
 pub mod fault;
+pub(crate) mod forward;
 pub mod loopback;
 pub mod matching;
+pub mod named;
 pub mod op;
 pub mod seed;
 pub mod trace;
@@ -23,6 +26,7 @@ pub use caps::Caps;
 pub use contract::{Address, ConnectError, RegionKey, RegisterError, Transport};
 pub use fault::{After, Fault, FaultHandle, FaultPlan, Faulty};
 pub use loopback::{Hub, Loopback, LoopbackConfig};
+pub use named::Named;
 pub use op::{Cause, CauseKind, Completion, Event, Note, Op, OpError, OpId, Peer, PostError, Stamp, Tag};
 pub use trace::Trace;
 pub use wake::Waker;

@@ -5,13 +5,10 @@
 //!   counters per peer. Once these have grown, recording allocates nothing.
 //! - **R2** What the transport does and tells is passed on unchanged and in order.
 
-use super::caps::Caps;
-use super::contract::{Address, ConnectError, RegionKey, RegisterError, Transport};
+use super::contract::{Address, ConnectError, Transport};
+use super::forward::forward;
 use super::op::{Cause, Event, Note, Op, OpId, Peer, PostError, Tag};
-use super::wake::Waker;
-use crate::memory::{Region, RegionId};
 use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 /// Records that a trace keeps unless told otherwise.
@@ -258,22 +255,7 @@ impl<T: Transport> Trace<T> {
 }
 
 impl<T: Transport> Transport for Trace<T> {
-    fn caps(&self) -> Caps {
-        self.inner.caps()
-    }
-
-    fn address(&self) -> Address {
-        self.inner.address()
-    }
-
-    fn register(&mut self, region: &Region) -> Result<RegionKey, RegisterError> {
-        self.inner.register(region)
-    }
-
-    fn deregister(&mut self, region: RegionId) {
-        self.inner.deregister(region);
-    }
-
+    forward!(inner: caps, address, register, deregister, prepare_sleep, sleep_fd, waker, next_timer_ms, retire, leave, why, pending);
     fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
         self.inner.connect(peer, to)?;
         self.book.know(peer);
@@ -327,38 +309,6 @@ impl<T: Transport> Transport for Trace<T> {
         self.book.idle_polls += u64::from(!moved);
         out[before..].iter().for_each(|event| self.book.told(event));
         moved
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        self.inner.prepare_sleep()
-    }
-
-    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.sleep_fd()
-    }
-
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
-
-    fn next_timer_ms(&self) -> Option<u64> {
-        self.inner.next_timer_ms()
-    }
-
-    fn retire(&mut self, group: u32) {
-        self.inner.retire(group);
-    }
-
-    fn leave(&mut self, linger_ms: u64) {
-        self.inner.leave(linger_ms);
-    }
-
-    fn why(&self, peer: Peer) -> Option<String> {
-        self.inner.why(peer)
-    }
-
-    fn pending(&self, peer: Peer) -> (usize, usize) {
-        self.inner.pending(peer)
     }
 }
 

@@ -68,10 +68,10 @@ pub(super) fn a_cancelled_receive_leaves_the_tag_in_step(rig: &mut dyn Rig, mode
 /// its tag and others stay in step.
 pub(super) fn cancel_at_every_stage(rig: &mut dyn Rig, mode: Mode) -> Result<(), Skip> {
     let mut f = Field::new(rig, mode, 2)?;
-    let lens = [20, f.caps().eager_bytes as usize + (2 << 20)];
+    let lens = [20, f.caps().eager_bytes as usize + (1 << 20)];
     for (k, len) in lens.into_iter().enumerate() {
         let content = pattern(5, len);
-        for stage in 0..16 {
+        for stage in [0, 1, 2, 3, 4, 6, 9, 13, 20] {
             for who in 0..3 {
                 f.context = format!("{len} bytes, stage {stage}, cancelled by {who}");
                 let send = f.send((0, 1), tag(k as u32), &content);

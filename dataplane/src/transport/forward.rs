@@ -1,0 +1,89 @@
+//! For decorators: the calls of [`Transport`](super::Transport) that they pass on unchanged.
+
+/// Writes the named methods of `impl Transport`, passing each on to the field `$inner`.
+macro_rules! forward {
+    ($inner:tt: $($method:ident),+ $(,)?) => {
+        $(crate::transport::forward::forward! { @$method $inner })+
+    };
+    (@caps $inner:tt) => {
+        fn caps(&self) -> crate::transport::Caps { self.$inner.caps() }
+    };
+    (@address $inner:tt) => {
+        fn address(&self) -> crate::transport::Address { self.$inner.address() }
+    };
+    (@register $inner:tt) => {
+        fn register(
+            &mut self,
+            region: &crate::memory::Region,
+        ) -> Result<crate::transport::RegionKey, crate::transport::RegisterError> {
+            self.$inner.register(region)
+        }
+    };
+    (@deregister $inner:tt) => {
+        fn deregister(&mut self, region: crate::memory::RegionId) { self.$inner.deregister(region); }
+    };
+    (@connect $inner:tt) => {
+        fn connect(
+            &mut self,
+            peer: crate::transport::Peer,
+            to: &crate::transport::Address,
+        ) -> Result<(), crate::transport::ConnectError> {
+            self.$inner.connect(peer, to)
+        }
+    };
+    (@close $inner:tt) => {
+        fn close(&mut self, peer: crate::transport::Peer, why: crate::transport::Cause) {
+            self.$inner.close(peer, why);
+        }
+    };
+    (@post $inner:tt) => {
+        fn post(
+            &mut self,
+            id: crate::transport::OpId,
+            op: crate::transport::Op,
+        ) -> Result<(), (crate::transport::PostError, crate::transport::Op)> {
+            self.$inner.post(id, op)
+        }
+    };
+    (@cancel $inner:tt) => {
+        fn cancel(&mut self, id: crate::transport::OpId) { self.$inner.cancel(id); }
+    };
+    (@note $inner:tt) => {
+        fn note(
+            &mut self,
+            to: crate::transport::Peer,
+            note: &crate::transport::Note,
+        ) -> Result<(), crate::transport::PostError> {
+            self.$inner.note(to, note)
+        }
+    };
+    (@poll $inner:tt) => {
+        fn poll(&mut self, out: &mut Vec<crate::transport::Event>) -> bool { self.$inner.poll(out) }
+    };
+    (@prepare_sleep $inner:tt) => {
+        fn prepare_sleep(&mut self) -> bool { self.$inner.prepare_sleep() }
+    };
+    (@sleep_fd $inner:tt) => {
+        fn sleep_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> { self.$inner.sleep_fd() }
+    };
+    (@waker $inner:tt) => {
+        fn waker(&self) -> crate::transport::Waker { self.$inner.waker() }
+    };
+    (@next_timer_ms $inner:tt) => {
+        fn next_timer_ms(&self) -> Option<u64> { self.$inner.next_timer_ms() }
+    };
+    (@retire $inner:tt) => {
+        fn retire(&mut self, group: u32) { self.$inner.retire(group); }
+    };
+    (@leave $inner:tt) => {
+        fn leave(&mut self, linger_ms: u64) { self.$inner.leave(linger_ms); }
+    };
+    (@why $inner:tt) => {
+        fn why(&self, peer: crate::transport::Peer) -> Option<String> { self.$inner.why(peer) }
+    };
+    (@pending $inner:tt) => {
+        fn pending(&self, peer: crate::transport::Peer) -> (usize, usize) { self.$inner.pending(peer) }
+    };
+}
+
+pub(crate) use forward;
