@@ -19,4 +19,6 @@ pub mod region;
 pub use dtype::{Bool, DType, Element};
 pub use lease::{Lease, ReadLease, WriteLease};
 pub use pool::{AllocError, Buffer, HugePages, Pool};
-pub use region::{LendError, Region, RegionId, with_borrowed, with_shared};
+pub use region::{
+    LendError, Ledger, Region, RegionId, with_borrowed, with_borrowed_in, with_shared, with_shared_in,
+};

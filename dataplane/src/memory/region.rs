@@ -314,13 +314,26 @@ impl Drop for Scope {
     }
 }
 
-fn scoped<R>(region: Region, f: impl FnOnce(Region) -> (Region, R)) -> R {
+/// Room for the ledgers of regions, one after another: lending from borrowed memory with one kept between calls
+/// allocates nothing once it has grown.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    lent: Vec<Lent>,
+    free: Vec<u32>,
+}
+
+fn scoped<R>(mut region: Region, ledger: &mut Ledger, f: impl FnOnce(Region) -> (Region, R)) -> R {
     let mut scope = Scope(Some(region.id));
     let id = region.id;
-    let (back, result) = f(region);
+    region.ledger = std::mem::take(&mut ledger.lent);
+    region.free = std::mem::take(&mut ledger.free);
+    let (mut back, result) = f(region);
     if back.id == id && back.outstanding() == 0 {
         scope.0 = None;
     }
+    back.ledger.clear();
+    back.free.clear();
+    *ledger = Ledger { lent: back.ledger, free: back.free };
     result
 }
 
@@ -329,14 +342,36 @@ fn scoped<R>(region: Region, f: impl FnOnce(Region) -> (Region, R)) -> R {
 /// # Aborts
 /// The process ends (I3) if `f` unwinds, returns another region, or returns with leases out.
 pub fn with_borrowed<R>(bytes: &mut [u8], f: impl FnOnce(Region) -> (Region, R)) -> R {
+    with_borrowed_in(bytes, &mut Ledger::default(), f)
+}
+
+/// As [`with_borrowed`], with a ledger that the caller keeps.
+///
+/// # Aborts
+/// As [`with_borrowed`].
+pub fn with_borrowed_in<R>(
+    bytes: &mut [u8],
+    ledger: &mut Ledger,
+    f: impl FnOnce(Region) -> (Region, R),
+) -> R {
     let base = NonNull::from(&mut *bytes).cast();
-    scoped(Region { base, len: bytes.len(), id: RegionId::next(), ..Region::blank() }, f)
+    scoped(Region { base, len: bytes.len(), id: RegionId::next(), ..Region::blank() }, ledger, f)
 }
 
 /// As [`with_borrowed`], for memory that is only read: the region lends to readers alone.
 pub fn with_shared<R>(bytes: &[u8], f: impl FnOnce(Region) -> (Region, R)) -> R {
+    with_shared_in(bytes, &mut Ledger::default(), f)
+}
+
+/// As [`with_shared`], with a ledger that the caller keeps.
+///
+/// # Aborts
+/// As [`with_borrowed`].
+pub fn with_shared_in<R>(bytes: &[u8], ledger: &mut Ledger, f: impl FnOnce(Region) -> (Region, R)) -> R {
     let base = NonNull::from(bytes).cast();
-    scoped(Region { base, len: bytes.len(), id: RegionId::next(), writable: false, ..Region::blank() }, f)
+    let region =
+        Region { base, len: bytes.len(), id: RegionId::next(), writable: false, ..Region::blank() };
+    scoped(region, ledger, f)
 }
 
 #[cfg(test)]
@@ -393,6 +428,21 @@ mod tests {
             });
             (a, ())
         });
+    }
+
+    #[test]
+    fn a_kept_ledger_starts_every_call_empty() {
+        let mut ledger = Ledger::default();
+        for _ in 0..3 {
+            with_borrowed_in(&mut [0u8; 8], &mut ledger, |mut r| {
+                assert_eq!(r.outstanding(), 0);
+                let (a, b) = (r.lend_write(0..4).unwrap(), r.lend_write(4..8).unwrap());
+                r.restore(a).unwrap();
+                r.restore(b).unwrap();
+                (r, ())
+            });
+            assert!(ledger.lent.capacity() >= 2 && ledger.lent.is_empty() && ledger.free.is_empty());
+        }
     }
 
     #[test]

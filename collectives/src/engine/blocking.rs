@@ -1,0 +1,320 @@
+//! The blocking collectives, over the caller's own slices.
+
+#![forbid(unsafe_code)]
+
+use super::communicator::{Communicator, flush};
+use super::core::{CallRegions, MAX_CALLS};
+use super::error::{CollectiveError, InvalidCall};
+use super::plan::{Request, What};
+use super::shared::Guard;
+use crate::reduce::ReduceOp;
+use crate::schedule::Collective;
+use bytemuck::{cast_slice, cast_slice_mut};
+use ringway_dataplane::memory::{Element, Ledger, Region, with_borrowed_in, with_shared_in};
+
+type Result<T> = std::result::Result<T, CollectiveError>;
+
+/// A caller's memory for the length of a call.
+pub(super) enum Memory<'a> {
+    Nothing,
+    Read(&'a [u8]),
+    Write(&'a mut [u8]),
+}
+
+/// Lends memory as a region for the length of `f`.
+fn lend<R>(
+    memory: Memory<'_>,
+    ledger: &mut Ledger,
+    f: impl FnOnce(Option<Region>) -> (Option<Region>, R),
+) -> R {
+    fn handed_back<R>((region, result): (Option<Region>, R)) -> (Region, R) {
+        (region.unwrap_or_else(|| unreachable!("R1: a call hands its regions back")), result)
+    }
+    match memory {
+        Memory::Nothing => f(None).1,
+        Memory::Read(bytes) => with_shared_in(bytes, ledger, |region| handed_back(f(Some(region)))),
+        Memory::Write(bytes) => with_borrowed_in(bytes, ledger, |region| handed_back(f(Some(region)))),
+    }
+}
+
+pub(super) fn request<T: Element>(collective: Collective, count: usize) -> Request {
+    Request {
+        what: What::Collective(collective),
+        dtype: Some(T::DTYPE),
+        op: None,
+        count,
+        root: 0,
+        in_place: false,
+    }
+}
+
+impl Communicator {
+    /// Makes a call over borrowed memory, to its end.
+    pub(super) fn run(
+        &self,
+        name: &'static str,
+        request: &Request,
+        input: Memory<'_>,
+        output: Memory<'_>,
+    ) -> Result<()> {
+        let mut core = self.owner.lock();
+        let mut first = core.ledgers.pop().unwrap_or_default();
+        let mut second = core.ledgers.pop().unwrap_or_default();
+        let (mut core, result) = lend(input, &mut first, |input| {
+            lend(output, &mut second, |output| {
+                let begun = core.begin(self.index, name, request, (input, output), false);
+                self.owner.nudge(&core);
+                let (core, result, (input, output)) = self.end(core, begun);
+                (output, (input, (core, result)))
+            })
+        });
+        core.ledgers.push(second);
+        core.ledgers.push(first);
+        if result.is_err() {
+            flush(&mut core);
+        }
+        result
+    }
+
+    /// Makes two calls at once, a send and a receive, to their ends.
+    pub(super) fn run_pair(
+        &self,
+        name: &'static str,
+        send: (&Request, Memory<'_>),
+        receive: (&Request, Memory<'_>),
+    ) -> Result<()> {
+        let mut core = self.owner.lock();
+        let mut first = core.ledgers.pop().unwrap_or_default();
+        let mut second = core.ledgers.pop().unwrap_or_default();
+        let (mut core, result) = lend(send.1, &mut first, |output| {
+            lend(receive.1, &mut second, |input| {
+                if !core.has_room(2) {
+                    let error = CollectiveError::TooManyStarted { limit: MAX_CALLS };
+                    return (input, (output, (core, Err(error))));
+                }
+                let sent = core.begin(self.index, name, send.0, (output, None), false);
+                let received = core.begin(self.index, name, receive.0, (None, input), false);
+                self.owner.nudge(&core);
+                let (core, sent, (output, _)) = self.end(core, sent);
+                let (core, received, (_, input)) = self.end(core, received);
+                (input, (output, (core, sent.and(received))))
+            })
+        });
+        core.ledgers.push(second);
+        core.ledgers.push(first);
+        if result.is_err() {
+            flush(&mut core);
+        }
+        result
+    }
+
+    /// The outcome of a call, begun or not.
+    fn end<'a>(
+        &'a self,
+        core: Guard<'a>,
+        begun: std::result::Result<u16, (CollectiveError, CallRegions)>,
+    ) -> (Guard<'a>, Result<()>, CallRegions) {
+        match begun {
+            Ok(slot) => self.owner.finish_call(core, slot),
+            Err((error, regions)) => (core, Err(error), regions),
+        }
+    }
+
+    pub(super) fn check_op(&self, name: &'static str, request: &Request) -> Result<()> {
+        match (request.op, request.dtype) {
+            (Some(op), Some(dtype)) if !op.supports(dtype) => {
+                Err(self.refuse(name, request, InvalidCall::Unsupported { op, dtype }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn check_root(&self, name: &'static str, request: &Request) -> Result<()> {
+        let (rank, size) = (request.root, self.size());
+        if rank < size {
+            return Ok(());
+        }
+        Err(self.refuse(name, request, InvalidCall::NoSuchRank { what: "root", rank, size }))
+    }
+
+    fn check_len(
+        &self,
+        name: &'static str,
+        request: &Request,
+        buffer: &'static str,
+        len: usize,
+        expected: usize,
+    ) -> Result<()> {
+        if len == expected {
+            return Ok(());
+        }
+        Err(self.refuse(name, request, InvalidCall::WrongLength { buffer, len, expected }))
+    }
+
+    /// The length of one rank's block in a buffer that holds one for each.
+    pub(super) fn block(&self, name: &'static str, request: &Request, len: usize) -> Result<usize> {
+        if len.is_multiple_of(self.size_usize()) {
+            return Ok(len / self.size_usize());
+        }
+        Err(self.refuse(name, request, InvalidCall::NotAMultiple { len, size: self.size() }))
+    }
+
+    /// Combines every rank's `buffer` element by element; all ranks end with the result, the same bits on each.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn all_reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let request = Request { op: Some(op), in_place: true, ..request::<T>(Collective::AllReduce, buffer.len()) };
+        self.check_op("all_reduce", &request)?;
+        self.run("all_reduce", &request, Memory::Write(cast_slice_mut(buffer)), Memory::Nothing)
+    }
+
+    /// As [`Communicator::all_reduce`], from `input` into `output` of the same length.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn all_reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        let request = Request { op: Some(op), in_place: true, ..request::<T>(Collective::AllReduce, input.len()) };
+        self.check_op("all_reduce", &request)?;
+        self.check_len("all_reduce", &request, "output", output.len(), input.len())?;
+        output.copy_from_slice(input);
+        self.run("all_reduce", &request, Memory::Write(cast_slice_mut(output)), Memory::Nothing)
+    }
+
+    /// Combines every rank's `input`, of one block of `output.len()` elements per rank, and leaves rank `r` with the
+    /// result of block `r`.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        let request = Request { op: Some(op), ..request::<T>(Collective::ReduceScatter, output.len()) };
+        self.check_op("reduce_scatter", &request)?;
+        let expected = output.len().saturating_mul(self.size_usize());
+        self.check_len("reduce_scatter", &request, "input", input.len(), expected)?;
+        let (input, output) = (Memory::Read(cast_slice(input)), Memory::Write(cast_slice_mut(output)));
+        self.run("reduce_scatter", &request, input, output)
+    }
+
+    /// As [`Communicator::reduce_scatter`], within one buffer of a block per rank: this rank's block ends with the
+    /// result, the others with partial results. No copy is made.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let of = |count| Request {
+            op: Some(op),
+            in_place: true,
+            ..request::<T>(Collective::ReduceScatter, count)
+        };
+        self.check_op("reduce_scatter", &of(buffer.len()))?;
+        let request = of(self.block("reduce_scatter", &of(buffer.len()), buffer.len())?);
+        self.run("reduce_scatter", &request, Memory::Write(cast_slice_mut(buffer)), Memory::Nothing)
+    }
+
+    /// Gathers every rank's `input` in `output`, one block per rank in rank order, on all ranks.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let request = request::<T>(Collective::AllGather, input.len());
+        let expected = input.len().saturating_mul(self.size_usize());
+        self.check_len("all_gather", &request, "output", output.len(), expected)?;
+        let (input, output) = (Memory::Read(cast_slice(input)), Memory::Write(cast_slice_mut(output)));
+        self.run("all_gather", &request, input, output)
+    }
+
+    /// As [`Communicator::all_gather`], within one buffer in which each rank has filled its own block.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<()> {
+        let of = |count| Request { in_place: true, ..request::<T>(Collective::AllGather, count) };
+        let request = of(self.block("all_gather", &of(buffer.len()), buffer.len())?);
+        self.run("all_gather", &request, Memory::Write(cast_slice_mut(buffer)), Memory::Nothing)
+    }
+
+    /// Copies `root`'s `buffer` into everybody's.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u32) -> Result<()> {
+        let request = Request { root, in_place: true, ..request::<T>(Collective::Broadcast, buffer.len()) };
+        self.check_root("broadcast", &request)?;
+        self.run("broadcast", &request, Memory::Write(cast_slice_mut(buffer)), Memory::Nothing)
+    }
+
+    /// Combines every rank's `buffer` into `root`'s. Elsewhere it ends with partial results.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: u32) -> Result<()> {
+        let in_place = true;
+        let request =
+            Request { op: Some(op), root, in_place, ..request::<T>(Collective::Reduce, buffer.len()) };
+        self.check_op("reduce", &request)?;
+        self.check_root("reduce", &request)?;
+        self.run("reduce", &request, Memory::Write(cast_slice_mut(buffer)), Memory::Nothing)
+    }
+
+    /// Gathers every rank's `input` in `root`'s `output`, one block per rank in rank order. Elsewhere `output` is not
+    /// touched and may be empty.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
+        let request = Request { root, ..request::<T>(Collective::Gather, input.len()) };
+        self.check_root("gather", &request)?;
+        let mut whole = Memory::Nothing;
+        if self.rank == root {
+            let expected = input.len().saturating_mul(self.size_usize());
+            self.check_len("gather", &request, "output", output.len(), expected)?;
+            whole = Memory::Write(cast_slice_mut(output));
+        }
+        self.run("gather", &request, Memory::Read(cast_slice(input)), whole)
+    }
+
+    /// Hands out `root`'s `input`, of one block of `output.len()` elements per rank: rank `r` gets block `r`.
+    /// Elsewhere `input` is not read and may be empty.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: u32) -> Result<()> {
+        let request = Request { root, ..request::<T>(Collective::Scatter, output.len()) };
+        self.check_root("scatter", &request)?;
+        let mut whole = Memory::Nothing;
+        if self.rank == root {
+            let expected = output.len().saturating_mul(self.size_usize());
+            self.check_len("scatter", &request, "input", input.len(), expected)?;
+            whole = Memory::Read(cast_slice(input));
+        }
+        self.run("scatter", &request, whole, Memory::Write(cast_slice_mut(output)))
+    }
+
+    /// Block `j` of `input` goes to rank `j`, and block `j` of `output` comes from rank `j`.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let of = |count| request::<T>(Collective::AllToAll, count);
+        let request = of(self.block("all_to_all", &of(input.len()), input.len())?);
+        self.check_len("all_to_all", &request, "output", output.len(), input.len())?;
+        let (input, output) = (Memory::Read(cast_slice(input)), Memory::Write(cast_slice_mut(output)));
+        self.run("all_to_all", &request, input, output)
+    }
+
+    /// Returns once every rank has called it.
+    ///
+    /// # Errors
+    /// [`CollectiveError`].
+    pub fn barrier(&self) -> Result<()> {
+        let request = Request {
+            what: What::Collective(Collective::Barrier),
+            dtype: None,
+            op: None,
+            count: 0,
+            root: 0,
+            in_place: true,
+        };
+        self.run("barrier", &request, Memory::Nothing, Memory::Nothing)
+    }
+}

@@ -1,0 +1,470 @@
+//! The engine behind the lock: the endpoint's transport, the calls under way on it, and their communicators.
+//!
+//! Invariants:
+//! - **C1** Every slot is idle, or belongs to one call until its owner takes the outcome.
+//! - **C2** The active runs together need no more depth than the transport has, so that none finds a queue full that
+//!   only its own progress could empty; the others wait in the order in which they were called. One run alone may
+//!   need more: it then has a single lane, whose steps come in program order.
+//! - **C3** Two active runs of one group never share a tag: their numbers differ by less than [`SEQ_WINDOW`].
+
+#![forbid(unsafe_code)]
+
+use super::communicator::Choice;
+use super::error::CollectiveError;
+use super::fingerprint::Call;
+use super::group::Group;
+use super::layout::{Area, INPUT, OUTPUT, WORK};
+use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
+use super::plan::{Plan, Request, What};
+use super::recorder::{Ending, Recorder};
+use super::run::{Fault, Io, OpName, Phase, Run};
+use crate::reduce::Kernels;
+use ringway_dataplane::memory::{AllocError, Ledger, Region};
+use ringway_dataplane::transport::{Caps, Completion, Event, OpError, Tag, Transport};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Calls that may be under way on one endpoint.
+pub const MAX_CALLS: usize = 256;
+/// C3: collective calls of one group that may be apart while both are under way.
+pub(super) const SEQ_WINDOW: u32 = 256;
+/// Largest tag of a point-to-point message. The lanes of such messages have the top bit.
+pub const MAX_TAG: u32 = (1 << 31) - 1;
+const MESSAGE_LANES: u32 = 1 << 31;
+/// Events that a poll has room for without growing.
+const EVENTS: usize = 256;
+
+/// Regions of a call: input, output.
+pub(super) type CallRegions = (Option<Region>, Option<Region>);
+
+/// Who polls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Driver {
+    Nobody,
+    Caller,
+    Background,
+}
+
+pub(super) struct Core {
+    pub(super) transport: Box<dyn Transport>,
+    pub(super) caps: Caps,
+    pub(super) options: EngineOptions,
+    pub(super) groups: Vec<Option<Group>>,
+    pub(super) runs: Vec<Run>,
+    free: Vec<u16>,
+    pub(super) active: Vec<u16>,
+    queued: VecDeque<u16>,
+    depth_used: u32,
+    events: Vec<Event>,
+    kernels: Kernels,
+    pub(super) recorder: Recorder,
+    /// Closed communicators and this process's rank in them, so that late inquiries are answered.
+    pub(super) retired: VecDeque<(u32, u32)>,
+    /// Ids that a split under way may give to its groups.
+    pub(super) reserved: Vec<u32>,
+    /// Ledgers of borrowed memory, kept so that lending allocates nothing.
+    pub(super) ledgers: Vec<Ledger>,
+    pub(super) next_tick: Instant,
+    pub(super) driver: Driver,
+    pub(super) asleep: u32,
+    pub(super) followers: u32,
+    pub(super) background: bool,
+    pub(super) closing: bool,
+    /// Started calls that are not over.
+    pub(super) started: u32,
+    /// Whether a call has ended since this was last looked at.
+    pub(super) ended: bool,
+}
+
+impl Core {
+    pub(super) fn new(transport: Box<dyn Transport>, options: EngineOptions) -> Core {
+        Core {
+            caps: transport.caps(),
+            transport,
+            groups: Vec::new(),
+            runs: Vec::with_capacity(MAX_CALLS),
+            free: Vec::with_capacity(MAX_CALLS),
+            active: Vec::with_capacity(MAX_CALLS),
+            queued: VecDeque::with_capacity(MAX_CALLS),
+            depth_used: 0,
+            events: Vec::with_capacity(EVENTS),
+            kernels: Kernels::best(),
+            recorder: Recorder::new(options.recorded_calls),
+            retired: VecDeque::new(),
+            reserved: Vec::new(),
+            ledgers: Vec::new(),
+            next_tick: Instant::now(),
+            driver: Driver::Nobody,
+            asleep: 0,
+            followers: 0,
+            background: false,
+            closing: false,
+            started: 0,
+            ended: false,
+            options,
+        }
+    }
+
+    pub(super) fn group(&mut self, index: usize) -> &mut Group {
+        self.groups[index].as_mut().unwrap_or_else(|| unreachable!("a group lives while a communicator holds it"))
+    }
+
+    /// Why a communicator is dead, if it is.
+    pub(super) fn check(&mut self, group: usize) -> Result<(), CollectiveError> {
+        self.group(group).dead.clone().map_or(Ok(()), Err)
+    }
+
+    /// Begins a call. On success the regions stay with the run until [`Core::take`].
+    pub(super) fn begin(
+        &mut self,
+        group: usize,
+        name: &'static str,
+        request: &Request,
+        regions: CallRegions,
+        started: bool,
+    ) -> Result<u16, (CollectiveError, CallRegions)> {
+        if let Err(dead) = self.check(group) {
+            return Err((dead, regions));
+        }
+        let rank = self.group(group).info.my_rank;
+        let g = self.groups[group].as_mut().unwrap_or_else(|| unreachable!("checked above"));
+        let plan = match g.plan(request, &self.options, &self.caps) {
+            Ok(plan) => plan,
+            Err(why) => {
+                let error = CollectiveError::Invalid { rank, call: name, why };
+                self.refuse(group, request, &error);
+                return Err((error, regions));
+            }
+        };
+        let Some(slot) = self.slot(request, plan) else {
+            return Err((CollectiveError::TooManyStarted { limit: MAX_CALLS }, regions));
+        };
+        if let Err(why) = self.furnish(slot, &plan) {
+            self.free.push(slot);
+            let error = CollectiveError::Memory { rank, call: name, why };
+            self.refuse(group, request, &error);
+            return Err((error, regions));
+        }
+        self.enter(slot, group, request, plan, regions, started);
+        Ok(slot)
+    }
+
+    /// C1: an idle slot, or `None` when all are taken.
+    fn slot(&mut self, request: &Request, plan: Plan) -> Option<u16> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        let slot = self.runs.len();
+        (slot < MAX_CALLS).then(|| {
+            self.runs.push(Run::idle(slot as u16, call_of(request, &plan), plan, *request));
+            slot as u16
+        })
+    }
+
+    /// Whether that many calls can begin.
+    pub(super) fn has_room(&self, calls: usize) -> bool {
+        self.free.len() + MAX_CALLS - self.runs.len() >= calls
+    }
+
+    /// Gives a slot the work area and scratch of its plan, unless what it has from before will do.
+    fn furnish(&mut self, slot: u16, plan: &Plan) -> Result<(), AllocError> {
+        let run = &mut self.runs[usize::from(slot)];
+        let works = |area: &Area| {
+            matches!(area, Area::Staged { .. } | Area::Blocks { place: WORK, .. } | Area::Parts { place: WORK, .. })
+        };
+        let work = works(&plan.layout.low).then_some(plan.work_bytes);
+        let scratch = (plan.slots > 0).then(|| plan.scratch_bytes());
+        for (have, needed) in [(&mut run.regions[WORK], work), (&mut run.scratch, scratch)] {
+            let Some(needed) = needed.filter(|n| have.as_ref().is_none_or(|h| h.len() < *n)) else { continue };
+            if let Some(old) = have.take() {
+                self.transport.deregister(old.id());
+                self.options.pool.recycle(old);
+            }
+            let mut region = self.options.pool.region(needed)?;
+            region.reserve(super::hazard::WINDOW * MAX_SLICES_IN_FLIGHT as usize);
+            // Unregistered memory works as well, only slower.
+            let _ = self.transport.register(&region);
+            *have = Some(region);
+        }
+        Ok(())
+    }
+
+    /// The point of no return: the call has a number, and other ranks may count on it.
+    fn enter(
+        &mut self,
+        slot: u16,
+        group: usize,
+        request: &Request,
+        plan: Plan,
+        regions: CallRegions,
+        started: bool,
+    ) {
+        let g = self.groups[group].as_mut().unwrap_or_else(|| unreachable!("the caller holds it"));
+        let mut call = call_of(request, &plan);
+        let lane = match request.what {
+            What::Collective(_) => {
+                call = g.number(call, None);
+                call.seq % SEQ_WINDOW * MAX_SLICES_IN_FLIGHT
+            }
+            What::Send { tag, .. } | What::Receive { tag, .. } => MESSAGE_LANES | tag,
+        };
+        g.open_runs += 1;
+        g.last = Some(Choice::of(&plan));
+        let bytes = request.count as u64 * plan.layout.element_bytes as u64;
+        let run = &mut self.runs[usize::from(slot)];
+        run.group = group;
+        run.rank = g.info.my_rank;
+        run.tag = Tag { group: g.info.id, lane };
+        run.record = self.recorder.begin(g.info.id, call, bytes);
+        (run.call, run.plan, run.request) = (call, plan, *request);
+        (run.regions[INPUT], run.regions[OUTPUT]) = regions;
+        (run.started, run.moved, run.still_since) = (started, true, None);
+        run.phase = Phase::Queued;
+        self.started += u32::from(started);
+        if self.queued.is_empty() && self.fits(slot) {
+            self.activate(slot);
+        } else {
+            self.queued.push_back(slot);
+        }
+        if request.is_collective() {
+            self.hear_out(group, &call);
+        }
+    }
+
+    /// C2, C3: whether a run may become active.
+    fn fits(&self, slot: u16) -> bool {
+        if self.active.is_empty() {
+            return true;
+        }
+        let run = &self.runs[usize::from(slot)];
+        let far = |other: &u16| {
+            let other = &self.runs[usize::from(*other)];
+            let both = run.request.is_collective() && other.request.is_collective();
+            both && other.group == run.group && run.call.seq.wrapping_sub(other.call.seq) >= SEQ_WINDOW
+        };
+        self.depth_used + run.plan.depth <= self.caps.depth && !self.active.iter().any(far)
+    }
+
+    fn activate(&mut self, slot: u16) {
+        self.active.push(slot);
+        let run = &mut self.runs[usize::from(slot)];
+        self.depth_used += run.plan.depth;
+        match run.activate(self.options.check) {
+            Ok(()) => self.advance(slot),
+            Err(fault) => self.fault(slot, fault),
+        }
+    }
+
+    /// Lets a run go as far as it can.
+    fn advance(&mut self, slot: u16) {
+        let run = &mut self.runs[usize::from(slot)];
+        if run.phase != Phase::Active {
+            return;
+        }
+        let Some(group) = self.groups[run.group].as_ref() else { return };
+        let mut io = Io { transport: &mut *self.transport, peers: &group.peers, kernels: self.kernels };
+        match run.advance(&mut io) {
+            Ok(true) => self.finish(slot, None),
+            Ok(false) => {}
+            Err(fault) => self.fault(slot, fault),
+        }
+    }
+
+    /// Polls the transport once, and lets every run go on. Returns whether anything moved.
+    pub(super) fn turn(&mut self) -> bool {
+        let mut events = std::mem::take(&mut self.events);
+        let mut moved = self.transport.poll(&mut events);
+        let some = !events.is_empty();
+        for event in events.drain(..) {
+            self.on_event(event);
+        }
+        self.events = events;
+        let mut at = 0;
+        while let Some(&slot) = self.active.get(at) {
+            let run = &mut self.runs[usize::from(slot)];
+            if some && run.stalled {
+                run.retry();
+            }
+            if run.is_dirty() {
+                moved = true;
+                self.advance(slot);
+            }
+            at += usize::from(self.active.get(at) == Some(&slot));
+        }
+        moved || some
+    }
+
+    fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Done(completion) => self.on_done(completion),
+            Event::Note { from, note } => self.on_note(from, &note),
+            Event::Lost { peer, cause } => self.on_lost(peer, &cause),
+            // A goodbye hurts only the runs that still need the peer; their operations fail of themselves (T11).
+            Event::Left { .. } => {}
+        }
+    }
+
+    fn on_done(&mut self, completion: Completion) {
+        let name = OpName::of(completion.id);
+        let slot = name.slot;
+        let open = |r: &&mut Run| {
+            r.generation == name.generation && matches!(r.phase, Phase::Active | Phase::Failing)
+        };
+        let Some(run) = self.runs.get_mut(usize::from(slot)).filter(open) else {
+            tracing::error!("a transport completed an operation that nobody has posted: {:?}", completion.id);
+            return;
+        };
+        let step = match run.complete(name, completion.lease, completion.result.is_ok()) {
+            Ok(step) => step,
+            Err(fault) => return self.fault(slot, fault),
+        };
+        if run.phase == Phase::Failing {
+            if run.posted == 0 {
+                let error = run.error.take();
+                self.finish(slot, error);
+            }
+            return;
+        }
+        let rank = step.peer();
+        match completion.result {
+            Ok(()) => {}
+            Err(OpError::PeerLost { cause, .. }) => self.fault(slot, Fault::Gone { rank, cause }),
+            Err(OpError::Mismatch { theirs, .. }) => self.fault(slot, Fault::Mismatch { rank, theirs }),
+            Err(OpError::Cancelled) => self.on_withdrawn(slot, rank),
+        }
+    }
+
+    /// Ends a run: the owner may take its outcome.
+    pub(super) fn finish(&mut self, slot: u16, error: Option<CollectiveError>) {
+        let run = &mut self.runs[usize::from(slot)];
+        debug_assert_eq!(run.posted, 0, "R1");
+        let was_queued = run.phase == Phase::Queued;
+        run.phase = Phase::Done;
+        self.recorder.end(run.record, if error.is_some() { Ending::Failed } else { Ending::Done });
+        run.error = error;
+        self.ended = true;
+        let depth = run.plan.depth;
+        if run.started {
+            self.started -= 1;
+            if let Some(waker) = run.waker.take() {
+                waker.wake();
+            }
+        }
+        let orphan = run.orphan;
+        if was_queued {
+            self.queued.retain(|s| *s != slot);
+        } else {
+            self.active.retain(|s| *s != slot);
+            self.depth_used -= depth;
+        }
+        if orphan {
+            self.take_orphan(slot);
+        }
+        while let Some(next) = self.queued.front().copied().filter(|s| self.fits(*s)) {
+            self.queued.pop_front();
+            self.activate(next);
+        }
+    }
+
+    /// Takes the outcome of a run that is done, and frees its slot.
+    pub(super) fn take(&mut self, slot: u16) -> (Result<(), CollectiveError>, CallRegions) {
+        let run = &mut self.runs[usize::from(slot)];
+        debug_assert_eq!(run.phase, Phase::Done, "C1");
+        let result = run.error.take().map_or(Ok(()), Err);
+        let regions = (run.regions[INPUT].take(), run.regions[OUTPUT].take());
+        let group = run.group;
+        run.reset();
+        self.free.push(slot);
+        self.release_group(group);
+        (result, regions)
+    }
+
+    /// Takes the outcome of a run whose handle was dropped: its buffers go back to the pool.
+    pub(super) fn take_orphan(&mut self, slot: u16) {
+        let (_, (input, output)) = self.take(slot);
+        for region in [input, output].into_iter().flatten() {
+            self.options.pool.recycle(region);
+        }
+    }
+
+    fn release_group(&mut self, group: usize) {
+        let Some(g) = self.groups[group].as_mut() else { return };
+        g.open_runs -= 1;
+        if g.closed && g.open_runs == 0 {
+            self.retire(group);
+        }
+    }
+
+    /// Adds a communicator. Its index stays valid until [`Core::close`].
+    pub(super) fn add_group(&mut self, group: Group) -> usize {
+        self.retired.retain(|(id, _)| *id != group.info.id);
+        match self.groups.iter().position(Option::is_none) {
+            Some(index) => {
+                self.groups[index] = Some(group);
+                index
+            }
+            None => {
+                self.groups.push(Some(group));
+                self.groups.len() - 1
+            }
+        }
+    }
+
+    /// Closes a communicator; what is still under way on it goes on.
+    pub(super) fn close(&mut self, group: usize) {
+        self.group(group).closed = true;
+        if self.group(group).open_runs == 0 {
+            self.retire(group);
+        }
+    }
+
+    fn retire(&mut self, group: usize) {
+        let Some(g) = self.groups[group].take() else { return };
+        self.transport.retire(g.info.id);
+        if self.retired.len() == super::MAX_RETIRED {
+            self.retired.pop_front();
+        }
+        self.retired.push_back((g.info.id, g.info.my_rank));
+    }
+
+    /// Remembers a call that was refused for its arguments, and tells the other ranks, which may have made it.
+    pub(super) fn refuse(&mut self, group: usize, request: &Request, error: &CollectiveError) {
+        let g = self.group(group);
+        if !request.is_collective() {
+            return;
+        }
+        let call = g.number(request.call(), Some(error.to_string()));
+        self.tell_refusal(group, &call, error.to_string());
+        // Those who asked before have been told now.
+        while self.group(group).recall(call.seq).is_some() {}
+    }
+}
+
+/// What a request is to error messages and stamps, once planned.
+fn call_of(request: &Request, plan: &Plan) -> Call {
+    Call { algorithm: plan.algorithm, ..request.call() }
+}
+
+impl Request {
+    pub(super) fn is_collective(&self) -> bool {
+        matches!(self.what, What::Collective(_))
+    }
+
+    /// The call, without its number and algorithm.
+    pub(super) fn call(&self) -> Call {
+        let (collective, root) = match self.what {
+            What::Collective(collective) => (Some(collective), self.root),
+            What::Send { tag, .. } | What::Receive { tag, .. } => (None, tag),
+        };
+        Call {
+            collective,
+            dtype: self.dtype,
+            op: self.op,
+            algorithm: None,
+            root,
+            count: self.count as u64,
+            seq: 0,
+            history: 0,
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What a call is, in 24 bytes: the stamp that both sides of every message must share.
+//!
+//! ```text
+//! byte  0      kind of call            1..=9 collectives, 16 point to point
+//!       1      element type, or 0
+//!       2      reduction, or 0
+//!       3      algorithm, or 0
+//!       4..8   root, or the user's tag of a point-to-point message
+//!       8..16  elements
+//!      16..20  number of the call on its communicator, from 0
+//!      20..22  slice of the call, modulo 2^16
+//!      22..24  digest of all earlier calls on the communicator
+//! ```
+//! Integers are little-endian. The digest makes the next message after a mismatch that no message has shown (two
+//! broadcasts from different roots, both finished by eager sends) fail instead of silently going on.
+
+#![forbid(unsafe_code)]
+
+use crate::reduce::ReduceOp;
+use crate::schedule::{Algorithm, Collective};
+use ringway_dataplane::memory::DType;
+use ringway_dataplane::transport::Stamp;
+use std::fmt;
+
+/// Wire code of a point-to-point message.
+const POINT_TO_POINT: u8 = 16;
+
+/// One call on a communicator, as stamps and error messages tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Call {
+    /// Which collective, or `None` for a point-to-point message.
+    pub collective: Option<Collective>,
+    /// Type of the elements; `None` for a barrier.
+    pub dtype: Option<DType>,
+    /// The reduction of a collective that has one.
+    pub op: Option<ReduceOp>,
+    /// How it is run; `None` for a point-to-point message.
+    pub algorithm: Option<Algorithm>,
+    /// Root of a rooted collective, tag of a point-to-point message, else 0.
+    pub root: u32,
+    /// Elements, in the collective's own measure: of the whole buffer, or of one rank's block.
+    pub count: u64,
+    /// Number of the call on its communicator, from 0, modulo 2^32. 0 for point-to-point messages.
+    pub seq: u32,
+    /// Digest of the calls before it.
+    pub history: u16,
+}
+
+impl Call {
+    /// The stamp of the call's messages of slice 0; see [`slice_stamp`].
+    pub(crate) fn stamp(&self) -> Stamp {
+        let mut b = [0u8; 24];
+        b[0] = self.collective.map_or(POINT_TO_POINT, |c| c as u8 + 1);
+        b[1] = self.dtype.map_or(0, |d| d as u8);
+        b[2] = self.op.map_or(0, |o| o as u8);
+        b[3] = self.algorithm.map_or(0, |a| a as u8 + 1);
+        b[4..8].copy_from_slice(&self.root.to_le_bytes());
+        b[8..16].copy_from_slice(&self.count.to_le_bytes());
+        b[16..20].copy_from_slice(&self.seq.to_le_bytes());
+        b[22..24].copy_from_slice(&self.history.to_le_bytes());
+        Stamp(b)
+    }
+
+    /// Reads a stamp, or `None` when it is none of ours.
+    pub(crate) fn from_stamp(stamp: &Stamp) -> Option<Call> {
+        let b = &stamp.0;
+        let listed = |code: u8| (code > 0).then(|| usize::from(code) - 1);
+        let collective = match b[0] {
+            POINT_TO_POINT => None,
+            code => Some(*Collective::ALL.get(listed(code)?)?),
+        };
+        let dtype = if b[1] == 0 { None } else { Some(DType::from_code(b[1])?) };
+        let op = if b[2] == 0 { None } else { Some(ReduceOp::from_code(b[2])?) };
+        let algorithm = match listed(b[3]) {
+            None => None,
+            Some(index) => Some(*Algorithm::ALL.get(index)?),
+        };
+        let (root, count) = (u32::from_le_bytes(b[4..8].try_into().ok()?), b[8..16].try_into().ok()?);
+        Some(Call {
+            collective,
+            dtype,
+            op,
+            algorithm,
+            root,
+            count: u64::from_le_bytes(count),
+            seq: u32::from_le_bytes(b[16..20].try_into().ok()?),
+            history: u16::from_le_bytes([b[22], b[23]]),
+        })
+    }
+
+    /// The digest of all calls up to and including this one.
+    pub(crate) fn history_after(&self) -> u16 {
+        // FNV-1a over the stamp, which holds the digest so far; folded to 16 bits.
+        let digest = self.stamp().0.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
+            (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        (digest ^ (digest >> 16) ^ (digest >> 32) ^ (digest >> 48)) as u16
+    }
+
+    /// Whether two calls of one number are the same call, so that only what came before them may differ.
+    pub(crate) fn same_but_history(&self, other: &Call) -> bool {
+        Call { history: 0, ..*self } == Call { history: 0, ..*other }
+    }
+}
+
+/// The stamp of slice `slice` of the call whose slice 0 has the stamp `call`.
+pub(crate) fn slice_stamp(call: &Stamp, slice: u32) -> Stamp {
+    let mut stamp = *call;
+    stamp.0[20..22].copy_from_slice(&(slice as u16).to_le_bytes());
+    stamp
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(collective) = self.collective else {
+            write!(f, "a message with tag {}", self.root)?;
+            return self.dtype.map_or(Ok(()), |d| write!(f, ", {d} x {}", self.count));
+        };
+        write!(f, "{collective} #{}", self.seq)?;
+        if let Some(dtype) = self.dtype {
+            write!(f, " {dtype} x {}", self.count)?;
+        }
+        if let Some(op) = self.op {
+            write!(f, " {op}")?;
+        }
+        if collective.is_rooted() {
+            write!(f, " root {}", self.root)?;
+        }
+        match self.algorithm {
+            Some(algorithm) => write!(f, " ({algorithm})"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call() -> Call {
+        Call {
+            collective: Some(Collective::Reduce),
+            dtype: Some(DType::F32),
+            op: Some(ReduceOp::Avg),
+            algorithm: Some(Algorithm::Tree),
+            root: 3,
+            count: 1 << 40,
+            seq: 17,
+            history: 0xabcd,
+        }
+    }
+
+    #[test]
+    fn stamps_read_back() {
+        for collective in Collective::ALL {
+            let c = Call { collective: Some(collective), ..call() };
+            assert_eq!(Call::from_stamp(&slice_stamp(&c.stamp(), 70_000)), Some(c));
+        }
+        let message = Call { collective: None, op: None, algorithm: None, ..call() };
+        assert_eq!(Call::from_stamp(&message.stamp()), Some(message));
+    }
+
+    #[test]
+    fn foreign_stamps_are_none() {
+        for (at, code) in [(0, 0), (0, 10), (0, 255), (1, 14), (2, 9), (3, 9)] {
+            let mut stamp = call().stamp();
+            stamp.0[at] = code;
+            assert_eq!(Call::from_stamp(&stamp), None, "byte {at} = {code}");
+        }
+    }
+
+    #[test]
+    fn every_part_of_a_call_tells_in_its_stamp_and_in_the_digest() {
+        let c = call();
+        let others = [
+            Call { collective: Some(Collective::Broadcast), ..c },
+            Call { dtype: Some(DType::F64), ..c },
+            Call { op: Some(ReduceOp::Sum), ..c },
+            Call { algorithm: Some(Algorithm::Ring), ..c },
+            Call { root: 2, ..c },
+            Call { count: 1000, ..c },
+            Call { seq: 18, ..c },
+            Call { history: 1, ..c },
+        ];
+        for other in others {
+            assert_ne!(other.stamp(), c.stamp());
+            assert_ne!(other.history_after(), c.history_after(), "{other}");
+        }
+        assert_eq!(c.to_string(), "reduce #17 f32 x 1099511627776 avg root 3 (Tree)");
+    }
+}

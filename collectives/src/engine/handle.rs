@@ -1,0 +1,99 @@
+//! The end of a started call, to be waited for or awaited.
+
+#![forbid(unsafe_code)]
+
+use super::error::CollectiveError;
+use super::run::Phase;
+use super::shared::Owner;
+use ringway_dataplane::memory::pool::Claim;
+use ringway_dataplane::memory::{Buffer, Element};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A call under way. Dropping it lets the call go on by itself; its buffer then goes back to the pool.
+#[must_use = "a started call's result comes from its handle"]
+pub struct Handle<T: Element> {
+    owner: Owner,
+    slot: u16,
+    /// Taken with the outcome.
+    claim: Option<Claim<T>>,
+}
+
+impl<T: Element> std::fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> Handle<T> {
+    pub(super) fn new(owner: Owner, slot: u16, claim: Claim<T>) -> Handle<T> {
+        Handle { owner, slot, claim: Some(claim) }
+    }
+
+    /// Waits for the call on this thread, driving progress, and returns its buffer.
+    ///
+    /// # Errors
+    /// [`CollectiveError`] when the communicator died; the buffer then goes back to the pool.
+    pub fn wait(mut self) -> Result<Buffer<T>, CollectiveError> {
+        let claim = self.claim.take().unwrap_or_else(|| unreachable!("taken only here and when ready"));
+        let core = self.owner.lock();
+        let (core, result, (region, _)) = self.owner.finish_call(core, self.slot);
+        drop(core);
+        redeem(claim, region, result)
+    }
+
+    /// Whether the call is over, so that [`Handle::wait`] will return at once.
+    pub fn is_done(&self) -> bool {
+        self.owner.lock().runs[usize::from(self.slot)].phase == Phase::Done
+    }
+}
+
+fn redeem<T: Element>(
+    claim: Claim<T>,
+    region: Option<ringway_dataplane::memory::Region>,
+    result: Result<(), CollectiveError>,
+) -> Result<Buffer<T>, CollectiveError> {
+    let buffer = region.and_then(|r| claim.redeem(r));
+    result?;
+    Ok(buffer.unwrap_or_else(|| unreachable!("R1: a run that is over has its region, with all leases home")))
+}
+
+impl<T: Element> Future for Handle<T> {
+    type Output = Result<Buffer<T>, CollectiveError>;
+
+    /// # Panics
+    /// When polled again after it was ready.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let mut core = this.owner.lock();
+        let run = &mut core.runs[usize::from(this.slot)];
+        if run.phase != Phase::Done {
+            run.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let claim = this.claim.take().expect("a handle is not polled after it was ready");
+        let (result, (region, _)) = core.take(this.slot);
+        drop(core);
+        Poll::Ready(redeem(claim, region, result))
+    }
+}
+
+// The claim is a token without address.
+impl<T: Element> Unpin for Handle<T> {}
+
+impl<T: Element> Drop for Handle<T> {
+    fn drop(&mut self) {
+        if self.claim.is_none() {
+            return;
+        }
+        let mut core = self.owner.lock();
+        let run = &mut core.runs[usize::from(self.slot)];
+        if run.phase == Phase::Done {
+            core.take_orphan(self.slot);
+        } else {
+            run.orphan = true;
+            run.waker = None;
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Runs schedules over transports: what users hold is a [`Communicator`].
+//!
+//! ```text
+//! communicator, blocking, started, p2p, split     the calls, checked and turned into requests
+//!   shared                                        the lock, and which thread drives
+//!     core                                        calls under way on one endpoint, events
+//!       failure, inquiry, word                    how a communicator dies, and how everybody learns of it
+//!       group, fingerprint                        members, numbered calls, stamps
+//!       run, hazard                               one call: slices over lanes, steps and their order
+//!       plan, layout, slice                       from arguments to schedule, memory and slices
+//! ```
+//!
+//! - **E1** A call that was not refused ends on every rank: with the result, or with one error that is the same cause
+//!   on all of them. No mixture of calls hangs.
+//! - **E2** The same call gives the same bits on every rank and every time, whatever the transport and the slices.
+//! - **E3** Memory that was lent is home before a call returns, whatever happened.
+//! - **E4** A warm blocking call allocates nothing, and takes no lock that anybody else holds for long.
+
+#![forbid(unsafe_code)]
+
+mod blocking;
+mod communicator;
+mod core;
+mod error;
+mod failure;
+mod fingerprint;
+mod group;
+mod handle;
+mod hazard;
+mod inquiry;
+mod layout;
+mod options;
+mod p2p;
+mod plan;
+mod recorder;
+mod run;
+mod shared;
+mod slice;
+mod split;
+mod started;
+mod word;
+
+pub use communicator::{Choice, Communicator};
+pub use core::{MAX_CALLS, MAX_TAG};
+pub use error::{CollectiveError, During, InvalidCall, Who};
+pub use fingerprint::Call;
+pub use group::{GroupInfo, Member};
+pub use handle::Handle;
+pub use inquiry::MAX_INQUIRY_MS;
+pub use options::{
+    DEFAULT_INQUIRY_MS, DEFAULT_LINGER_MS, DEFAULT_RECORDED_CALLS, DEFAULT_SLICE_BYTES,
+    DEFAULT_SLICES_IN_FLIGHT, EngineOptions, MAX_SLICES_IN_FLIGHT, OnFailure,
+};
+pub use recorder::{Ending, Record};
+pub use shared::Reporter;
+pub use split::SPLIT_IDS;
+
+/// Closed communicators that an endpoint remembers, to answer those who still wait for it there.
+const MAX_RETIRED: usize = 64;

@@ -1,0 +1,78 @@
+//! What a user may set about an engine.
+
+#![forbid(unsafe_code)]
+
+use super::error::CollectiveError;
+use crate::schedule::Algorithm;
+use ringway_dataplane::fabric::SpinPolicy;
+use ringway_dataplane::memory::Pool;
+use std::fmt;
+use std::sync::Arc;
+
+/// Default of [`EngineOptions::slice_bytes`]: a slice and its operand stay in a 2 MiB L2, and TCP loses nothing to it.
+pub const DEFAULT_SLICE_BYTES: usize = 512 << 10;
+/// Default of [`EngineOptions::slices_in_flight`].
+pub const DEFAULT_SLICES_IN_FLIGHT: u32 = 4;
+/// Most slices in flight that may be set: lanes of one call are numbered in as many bits.
+pub const MAX_SLICES_IN_FLIGHT: u32 = 16;
+/// Default of [`EngineOptions::inquiry_ms`].
+pub const DEFAULT_INQUIRY_MS: u64 = 100;
+/// Default of [`EngineOptions::linger_ms`].
+pub const DEFAULT_LINGER_MS: u64 = 1000;
+/// Default of [`EngineOptions::recorded_calls`].
+pub const DEFAULT_RECORDED_CALLS: usize = 4096;
+
+/// Told once of each communicator that dies, with the rank's own view of why. It runs on the thread that found out,
+/// with the engine locked: it must return soon (put the error into a channel) and call nothing of the communicator.
+#[derive(Clone)]
+pub struct OnFailure(pub Arc<dyn Fn(u32, &CollectiveError) + Send + Sync>);
+
+impl fmt::Debug for OnFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnFailure")
+    }
+}
+
+/// Settings of an engine. All ranks of a group must agree on `slice_bytes`, `algorithm` and `check`; disagreement is
+/// found as a mismatch.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Bytes of one message of a sliced call; at least one element.
+    pub slice_bytes: usize,
+    /// Slices of one call under way at a time, `1..=`[`MAX_SLICES_IN_FLIGHT`]. Less where the transport is shallow.
+    pub slices_in_flight: u32,
+    /// Run collectives by this algorithm, where it exists for them.
+    pub algorithm: Option<Algorithm>,
+    /// Stamp messages with the call's fingerprint, so that mismatched calls are errors.
+    pub check: bool,
+    /// How long to poll before sleeping.
+    pub spin: SpinPolicy,
+    /// Where buffers and scratch come from.
+    pub pool: Pool,
+    /// Waiting without progress for this long makes a rank ask those it waits for what they are doing; then twice as
+    /// long, up to [`super::MAX_INQUIRY_MS`].
+    pub inquiry_ms: u64,
+    /// How long leaving may take to flush what is queued.
+    pub linger_ms: u64,
+    /// Calls that the flight recorder keeps.
+    pub recorded_calls: usize,
+    /// Told of dead communicators.
+    pub on_failure: Option<OnFailure>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            slice_bytes: DEFAULT_SLICE_BYTES,
+            slices_in_flight: DEFAULT_SLICES_IN_FLIGHT,
+            algorithm: None,
+            check: true,
+            spin: SpinPolicy::Auto,
+            pool: Pool::default(),
+            inquiry_ms: DEFAULT_INQUIRY_MS,
+            linger_ms: DEFAULT_LINGER_MS,
+            recorded_calls: DEFAULT_RECORDED_CALLS,
+            on_failure: None,
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! From the arguments of a call to what its run needs: schedule, layout, slices, lanes, scratch.
+
+#![forbid(unsafe_code)]
+
+use super::error::InvalidCall;
+use super::hazard::WINDOW;
+use super::layout::{Area, Copy, INPUT, Layout, OUTPUT, WORK};
+use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
+use super::slice::{Share, share, widest_message, widest_reduce};
+use crate::reduce::ReduceOp;
+use crate::schedule::{Algorithm, AnySchedule, Collective, Rank, Schedule, Span, Step};
+use ringway_dataplane::memory::DType;
+use ringway_dataplane::transport::Caps;
+
+/// Scratch of one lane, in bytes: as many receives of reductions wait in it as fit, and at least [`MIN_SLOTS`].
+const LANE_SCRATCH_BYTES: usize = 1 << 20;
+/// Fewest receives of reductions that a lane takes in ahead of their combines. Two are what the schedules' look-ahead
+/// asks for (schedule invariant I3): the one before may still wait for a send.
+const MIN_SLOTS: usize = 2;
+/// Scratch slots start on cache lines.
+const SLOT_ALIGN: usize = 64;
+
+/// What is asked of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) what: What,
+    pub(super) dtype: Option<DType>,
+    pub(super) op: Option<ReduceOp>,
+    /// Elements of the buffer, or of one rank's block where chunks are blocks.
+    pub(super) count: usize,
+    /// Root of a rooted collective, else 0.
+    pub(super) root: Rank,
+    /// Whether input and output are one buffer.
+    pub(super) in_place: bool,
+}
+
+/// A collective, or one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Collective(Collective),
+    Send { to: Rank, tag: u32 },
+    Receive { from: Rank, tag: u32 },
+}
+
+/// The steps of a run.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Program {
+    Collective(AnySchedule),
+    Message(Step),
+}
+
+impl Schedule for Program {
+    fn ranks(&self) -> u32 {
+        match self {
+            Program::Collective(s) => s.ranks(),
+            Program::Message(_) => 2,
+        }
+    }
+
+    fn chunks(&self) -> u32 {
+        match self {
+            Program::Collective(s) => s.chunks(),
+            Program::Message(_) => 1,
+        }
+    }
+
+    #[inline]
+    fn step(&self, rank: Rank, index: u32) -> Option<Step> {
+        match self {
+            Program::Collective(s) => s.step(rank, index),
+            Program::Message(step) => (index == 0).then_some(*step),
+        }
+    }
+}
+
+/// How a request is run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) program: Program,
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) layout: Layout,
+    pub(super) lanes: u32,
+    /// Messages per peer and direction that the run may have posted.
+    pub(super) depth: u32,
+    /// Bytes of the work area ([`WORK`]).
+    pub(super) work_bytes: usize,
+    /// Bytes of one scratch slot, and slots per lane.
+    pub(super) slot_bytes: usize,
+    pub(super) slots: usize,
+}
+
+/// The algorithm for a collective over `bytes` (the whole buffer, or one block) among `ranks`.
+fn choose(collective: Collective, bytes: usize, ranks: u32) -> Algorithm {
+    use {Algorithm as A, Collective as C};
+    const SMALL: usize = 16 << 10;
+    const LARGE: usize = 256 << 10;
+    let even = ranks.is_power_of_two();
+    match collective {
+        C::AllReduce if bytes <= SMALL => A::Doubling,
+        C::AllReduce if bytes <= LARGE && ranks > 2 => A::Halving,
+        C::AllReduce => A::Ring,
+        C::ReduceScatter if even && bytes <= SMALL => A::Halving,
+        C::ReduceScatter if bytes <= SMALL => A::Direct,
+        C::AllGather if even && bytes <= SMALL => A::Doubling,
+        C::AllGather if bytes <= SMALL => A::Direct,
+        C::ReduceScatter | C::AllGather => A::Ring,
+        C::Broadcast if bytes <= LARGE || ranks == 2 => A::Tree,
+        C::Broadcast if ranks <= 8 => A::Chain,
+        C::Broadcast => A::ScatterAllGather,
+        C::Reduce if bytes <= LARGE || ranks == 2 => A::Tree,
+        C::Reduce => A::Ring,
+        C::Gather | C::Scatter if bytes <= SMALL && ranks > 4 => A::Tree,
+        C::Gather | C::Scatter | C::AllToAll => A::Direct,
+        C::Barrier => A::Dissemination,
+    }
+}
+
+/// The schedule of a collective: by the forced algorithm where it exists for it, else by the chosen one.
+fn schedule(
+    collective: Collective,
+    request: &Request,
+    ranks: u32,
+    bytes: usize,
+    forced: Option<Algorithm>,
+) -> (Algorithm, AnySchedule) {
+    let by = |a: Algorithm| AnySchedule::new(collective, a, ranks, request.root).map(|s| (a, s));
+    forced
+        .and_then(by)
+        .or_else(|| by(choose(collective, bytes, ranks)))
+        .or_else(|| collective.algorithms().iter().copied().find_map(by))
+        .unwrap_or_else(|| unreachable!("every collective has an algorithm for any number of ranks"))
+}
+
+impl Plan {
+    /// Plans `request` for `rank` of `ranks`.
+    pub(super) fn new(
+        request: &Request,
+        rank: Rank,
+        ranks: u32,
+        options: &EngineOptions,
+        caps: &Caps,
+    ) -> Result<Plan, InvalidCall> {
+        let element_bytes = request.dtype.map_or(1, DType::size);
+        match request.what {
+            What::Collective(collective) => {
+                Plan::collective(collective, request, rank, ranks, element_bytes, options, caps)
+            }
+            What::Send { to, .. } => {
+                Ok(Plan::message(Step::Send { to, span: Span::one(0) }, INPUT, request, element_bytes, caps))
+            }
+            What::Receive { from, .. } => Ok(Plan::message(
+                Step::Recv { from, span: Span::one(0) },
+                OUTPUT,
+                request,
+                element_bytes,
+                caps,
+            )),
+        }
+    }
+
+    fn message(step: Step, place: usize, request: &Request, element_bytes: usize, caps: &Caps) -> Plan {
+        let mut layout = Layout::of(Area::Blocks { place, first: 0 }, request.count, element_bytes);
+        layout.slices = slices(request.count, element_bytes, longest(caps, element_bytes));
+        Plan {
+            program: Program::Message(step),
+            algorithm: None,
+            layout,
+            lanes: 1,
+            depth: 1,
+            work_bytes: 0,
+            slot_bytes: 0,
+            slots: 0,
+        }
+    }
+
+    fn collective(
+        collective: Collective,
+        request: &Request,
+        rank: Rank,
+        ranks: u32,
+        element_bytes: usize,
+        options: &EngineOptions,
+        caps: &Caps,
+    ) -> Result<Plan, InvalidCall> {
+        let bytes = request.count.saturating_mul(element_bytes);
+        let (algorithm, schedule) = schedule(collective, request, ranks, bytes, options.algorithm);
+        let (mut layout, pieces) = arrange(collective, request, rank, ranks, element_bytes, &schedule);
+        let widest = widest_message(&schedule);
+        let slice_bytes = options.slice_bytes.max(element_bytes).min(longest(caps, element_bytes));
+        layout.slices = match layout.low {
+            // A message of `widest` of the chunks of a slice takes up to `slice_bytes`.
+            Area::Parts { chunks, .. } => slices(
+                request.count,
+                element_bytes,
+                slice_bytes.saturating_mul((chunks / widest).max(1) as usize),
+            ),
+            _ if pieces || widest == 1 => slices(request.count, element_bytes, slice_bytes),
+            _ => 1,
+        };
+        let longest_bytes = layout.longest_bytes(widest) as u64;
+        if longest_bytes > caps.max_message_bytes {
+            let limit_bytes = caps.max_message_bytes;
+            return Err(InvalidCall::MessageTooLong { collective, bytes: longest_bytes, limit_bytes });
+        }
+        let wanted = options.slices_in_flight.clamp(1, MAX_SLICES_IN_FLIGHT);
+        let Share { lanes, depth_per_lane } = share(&schedule, wanted, layout.slices, caps.depth);
+        let mut plan = Plan {
+            program: Program::Collective(schedule),
+            algorithm: Some(algorithm),
+            layout,
+            lanes,
+            depth: lanes * depth_per_lane,
+            work_bytes: 0,
+            slot_bytes: 0,
+            slots: 0,
+        };
+        plan.size_memory(collective, rank, &schedule);
+        Ok(plan)
+    }
+
+    /// Sizes the work area and the scratch.
+    fn size_memory(&mut self, collective: Collective, rank: Rank, schedule: &AnySchedule) {
+        let block = self.layout.elements * self.layout.element_bytes;
+        let piece = self.layout.longest_bytes(1);
+        if let Area::Staged { chunks, .. } = self.layout.low {
+            let staged = Area::Staged { chunks, lane_bytes: piece * chunks as usize };
+            self.layout.restage(staged);
+            self.work_bytes = piece * chunks as usize * self.lanes as usize;
+        } else if matches!(self.layout.low, Area::Blocks { place: WORK, .. }) {
+            self.work_bytes = block * schedule.room(rank).count as usize;
+        }
+        if collective.reduces() || collective == Collective::Barrier {
+            let longest = self.layout.longest_bytes(widest_reduce(schedule));
+            self.slot_bytes = longest.next_multiple_of(SLOT_ALIGN);
+            self.slots = (LANE_SCRATCH_BYTES / self.slot_bytes.max(1)).clamp(MIN_SLOTS, WINDOW);
+        }
+    }
+
+    /// Bytes of scratch for all lanes.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        self.slot_bytes * self.slots * self.lanes as usize
+    }
+}
+
+impl Layout {
+    /// Replaces the staged area wherever it is mentioned.
+    fn restage(&mut self, staged: Area) {
+        let swap = |area: &mut Area| {
+            if matches!(area, Area::Staged { .. }) {
+                *area = staged;
+            }
+        };
+        swap(&mut self.low);
+        swap(&mut self.high);
+        for copy in [&mut self.before, &mut self.after].into_iter().flatten() {
+            swap(&mut copy.from);
+            swap(&mut copy.to);
+        }
+        if let Some((area, _)) = &mut self.total {
+            swap(area);
+        }
+    }
+}
+
+/// The longest message in bytes that holds whole elements.
+fn longest(caps: &Caps, element_bytes: usize) -> usize {
+    let limit = usize::try_from(caps.max_message_bytes).unwrap_or(usize::MAX).min(isize::MAX as usize);
+    (limit - limit % element_bytes).max(element_bytes)
+}
+
+/// How many slices `count` elements make, none over `slice_bytes`.
+fn slices(count: usize, element_bytes: usize, slice_bytes: usize) -> u32 {
+    let elements = (slice_bytes / element_bytes).max(1);
+    u32::try_from(count.div_ceil(elements)).unwrap_or(u32::MAX).max(1)
+}
+
+/// Where the chunks of a collective are, and whether spans of blocks can be cut into pieces.
+fn arrange(
+    collective: Collective,
+    request: &Request,
+    rank: Rank,
+    ranks: u32,
+    element_bytes: usize,
+    schedule: &AnySchedule,
+) -> (Layout, bool) {
+    let of = |area: Area| Layout::of(area, request.count, element_bytes);
+    let own = Span::one(rank);
+    let blocks = |place, first| Area::Blocks { place, first };
+    let parts = Area::Parts { place: INPUT, chunks: schedule.chunks() };
+    let all = Span::new(0, schedule.chunks());
+    let root = request.root == rank;
+    let layout = match collective {
+        Collective::AllReduce => Layout { total: Some((parts, all)), ..of(parts) },
+        Collective::Reduce => Layout { total: root.then_some((parts, all)), ..of(parts) },
+        Collective::Broadcast => of(parts),
+        // The one chunk of a barrier has no bytes; they are taken from the scratch's own neighbour.
+        Collective::Barrier => of(Area::Parts { place: WORK, chunks: 1 }),
+        Collective::ReduceScatter if request.in_place => {
+            Layout { total: Some((blocks(INPUT, 0), own)), ..of(blocks(INPUT, 0)) }
+        }
+        Collective::ReduceScatter => {
+            let staged = Area::Staged { chunks: ranks, lane_bytes: 0 };
+            let before = Copy { from: blocks(INPUT, 0), to: staged, span: all, to_first: 0 };
+            let after = Copy { from: staged, to: blocks(OUTPUT, rank), span: own, to_first: rank };
+            let total = Some((staged, own));
+            return (Layout { before: Some(before), after: Some(after), total, ..of(staged) }, true);
+        }
+        Collective::AllGather if request.in_place => of(blocks(INPUT, 0)),
+        Collective::AllGather => {
+            let to = blocks(OUTPUT, 0);
+            let before = Copy { from: blocks(INPUT, rank), to, span: own, to_first: rank };
+            Layout { before: Some(before), ..of(to) }
+        }
+        Collective::Gather => {
+            let room = schedule.room(rank);
+            let to = if root { blocks(OUTPUT, 0) } else { blocks(WORK, room.first) };
+            let before = Copy { from: blocks(INPUT, rank), to, span: own, to_first: rank };
+            match root || room.count > 1 {
+                true => Layout { before: Some(before), ..of(to) },
+                false => of(blocks(INPUT, rank)),
+            }
+        }
+        Collective::Scatter => {
+            let room = schedule.room(rank);
+            let from = if root { blocks(INPUT, 0) } else { blocks(WORK, room.first) };
+            let after = Copy { from, to: blocks(OUTPUT, rank), span: own, to_first: rank };
+            match root || room.count > 1 {
+                true => Layout { after: Some(after), ..of(from) },
+                false => of(blocks(OUTPUT, rank)),
+            }
+        }
+        Collective::AllToAll => {
+            let (low, high) = (blocks(INPUT, 0), blocks(OUTPUT, 0));
+            let before = Copy { from: low, to: high, span: own, to_first: rank };
+            Layout { high, split: ranks, before: Some(before), ..of(low) }
+        }
+    };
+    (layout, false)
+}

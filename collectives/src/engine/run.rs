@@ -1,0 +1,465 @@
+//! One call under way: executes its plan's schedule, slice by slice, over any transport.
+//!
+//! Invariants:
+//! - **R1** `posted` counts the operations that the transport holds; the run ends only when it is 0, so that every
+//!   region has its leases back.
+//! - **R2** Lane `l` runs one slice at a time, and takes the next only when that one is finished: messages on the
+//!   lane's tag keep the order of slices on both sides.
+//! - **R3** A step whose post was refused as `Full` stays unposted, and holds up only what must not overtake it (H2).
+
+#![forbid(unsafe_code)]
+
+use super::error::CollectiveError;
+use super::fingerprint::{Call, slice_stamp};
+use super::hazard::{Ready, WINDOW, Window};
+use super::layout::{Area, Copy, PLACES};
+use super::plan::{Plan, Request};
+use crate::reduce::Kernels;
+use crate::schedule::{Rank, Span, Step};
+use ringway_dataplane::memory::{Lease, LendError, Region};
+use ringway_dataplane::transport::{Cause, Op, OpId, Peer, PostError, Stamp, Tag, Transport};
+use std::time::Instant;
+
+/// Bytes combined before the transport is polled again, so that a long row of reductions leaves no wire idle.
+const COMBINE_BYTES: usize = 64 << 10;
+
+/// A step's operation, as its completion names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OpName {
+    pub(super) slot: u16,
+    pub(super) generation: u32,
+    pub(super) lane: u8,
+    pub(super) place: u8,
+}
+
+impl OpName {
+    pub(super) fn id(self) -> OpId {
+        let low = u64::from(self.lane) << 8 | u64::from(self.place);
+        OpId(u64::from(self.slot) << 48 | u64::from(self.generation) << 16 | low)
+    }
+
+    pub(super) fn of(id: OpId) -> OpName {
+        let OpId(bits) = id;
+        OpName {
+            slot: (bits >> 48) as u16,
+            generation: (bits >> 16) as u32,
+            lane: (bits >> 8) as u8,
+            place: bits as u8,
+        }
+    }
+}
+
+/// What a run needs of its surroundings to go on.
+pub(super) struct Io<'a> {
+    pub(super) transport: &'a mut dyn Transport,
+    /// The endpoint's number of each rank.
+    pub(super) peers: &'a [Peer],
+    pub(super) kernels: Kernels,
+}
+
+/// Why a run cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A peer that the run needs is gone.
+    Gone { rank: Rank, cause: Cause },
+    /// The other side's message has another stamp or length.
+    Mismatch { rank: Rank, theirs: Stamp },
+    /// The transport or the engine broke its own rules.
+    Broken { rank: Rank, evidence: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Not in use.
+    Idle,
+    /// Waits for transport depth.
+    Queued,
+    /// Runs.
+    Active,
+    /// Has failed and waits for its leases.
+    Failing,
+    /// Over; the owner takes the regions and the outcome.
+    Done,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    window: Window,
+    slice: u32,
+    busy: bool,
+    /// Free scratch slots, by bit, and the slot of each place.
+    free: u32,
+    slot_of: [u8; WINDOW],
+}
+
+/// A slot for a call. Kept and used again, with its lanes and scratch.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) slot: u16,
+    pub(super) generation: u32,
+    pub(super) phase: Phase,
+    pub(super) group: usize,
+    pub(super) rank: Rank,
+    pub(super) call: Call,
+    pub(super) plan: Plan,
+    pub(super) request: Request,
+    pub(super) regions: [Option<Region>; PLACES],
+    pub(super) scratch: Option<Region>,
+    pub(super) tag: Tag,
+    pub(super) error: Option<CollectiveError>,
+    /// A started call: an owned buffer, a future, a progress thread.
+    pub(super) started: bool,
+    /// A started call whose handle was dropped.
+    pub(super) orphan: bool,
+    pub(super) waker: Option<std::task::Waker>,
+    pub(super) record: u64,
+    /// Since when nothing has completed, and how long until the next inquiry.
+    pub(super) moved: bool,
+    pub(super) still_since: Option<Instant>,
+    pub(super) patience_ms: u64,
+    /// The rank that cancelled its half of a message of ours.
+    pub(super) withdrawn: Option<Rank>,
+    /// Whether a post found a queue full (R3).
+    pub(super) stalled: bool,
+    stamp: Stamp,
+    lanes: Vec<Lane>,
+    dirty: u32,
+    next_slice: u32,
+    unfinished: u32,
+    pub(super) posted: u32,
+}
+
+impl Run {
+    /// An idle slot.
+    pub(super) fn idle(slot: u16, call: Call, plan: Plan, request: Request) -> Run {
+        Run {
+            slot,
+            generation: 0,
+            phase: Phase::Idle,
+            group: 0,
+            rank: 0,
+            call,
+            plan,
+            request,
+            regions: [None, None, None],
+            scratch: None,
+            tag: Tag { group: 0, lane: 0 },
+            error: None,
+            started: false,
+            orphan: false,
+            waker: None,
+            record: 0,
+            moved: false,
+            still_since: None,
+            patience_ms: 0,
+            withdrawn: None,
+            stalled: false,
+            stamp: Stamp::default(),
+            lanes: Vec::new(),
+            dirty: 0,
+            next_slice: 0,
+            unfinished: 0,
+            posted: 0,
+        }
+    }
+
+    /// Begins: every lane takes a slice. `check` is whether messages carry the call's stamp.
+    pub(super) fn activate(&mut self, check: bool) -> Result<(), Fault> {
+        self.phase = Phase::Active;
+        self.stamp = if check { self.call.stamp() } else { Stamp::default() };
+        let lanes = self.plan.lanes as usize;
+        if self.lanes.len() < lanes {
+            self.lanes.resize_with(lanes, Lane::default);
+        }
+        self.next_slice = 0;
+        self.unfinished = self.plan.layout.slices;
+        self.dirty = 0;
+        for lane in 0..lanes {
+            self.take_slice(lane)?;
+        }
+        Ok(())
+    }
+
+    /// R2: gives an idle lane the next slice, if there is one.
+    fn take_slice(&mut self, lane: usize) -> Result<(), Fault> {
+        let l = &mut self.lanes[lane];
+        l.busy = self.next_slice < self.plan.layout.slices;
+        if !l.busy {
+            return Ok(());
+        }
+        l.slice = self.next_slice;
+        l.free = (1u32 << self.plan.slots) - 1;
+        l.window.restart();
+        self.next_slice += 1;
+        self.dirty |= 1 << lane;
+        let slice = l.slice;
+        match self.plan.layout.before {
+            Some(copy) => self.copy(copy, slice, lane),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes back the lease of a completed operation, and notes success. Returns the step that it was for.
+    pub(super) fn complete(&mut self, name: OpName, lease: Lease, ok: bool) -> Result<Step, Fault> {
+        let place = usize::from(name.place);
+        let lane = usize::from(name.lane);
+        let step = self.lanes[lane].window.step(place);
+        let home = match step {
+            Step::Reduce { .. } => self.scratch.as_mut(),
+            Step::Send { span, .. } | Step::Recv { span, .. } => {
+                let slice = self.lanes[lane].slice;
+                self.regions[self.plan.layout.locate(span, slice, lane).place].as_mut()
+            }
+        };
+        self.posted -= 1;
+        self.moved = true;
+        let restored = match home {
+            Some(region) => region.restore(lease).map_err(|e| e.to_string()),
+            None => Err("a lease came back to a run without its region".to_owned()),
+        };
+        restored.map_err(|evidence| Fault::Broken { rank: step.peer(), evidence })?;
+        if ok {
+            self.lanes[lane].window.set_completed(place);
+            self.dirty |= 1 << lane;
+        }
+        Ok(step)
+    }
+
+    /// Whether there is something to do without a further completion.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.dirty != 0
+    }
+
+    /// Marks every busy lane, so that steps which found a queue full try again.
+    pub(super) fn retry(&mut self) {
+        self.stalled = false;
+        for lane in 0..self.plan.lanes as usize {
+            self.dirty |= u32::from(self.lanes[lane].busy) << lane;
+        }
+    }
+
+    /// Posts and combines what can be. Stops after [`COMBINE_BYTES`] of combining, to be called again. Returns whether
+    /// the call is over.
+    pub(super) fn advance(&mut self, io: &mut Io<'_>) -> Result<bool, Fault> {
+        let mut budget = COMBINE_BYTES;
+        let mut pending = self.dirty;
+        while pending != 0 {
+            let lane = pending.trailing_zeros() as usize;
+            pending &= pending - 1;
+            self.dirty &= !(1 << lane);
+            self.advance_lane(lane, io, &mut budget)?;
+        }
+        Ok(self.unfinished == 0)
+    }
+
+    fn advance_lane(&mut self, lane: usize, io: &mut Io<'_>, budget: &mut usize) -> Result<(), Fault> {
+        while self.lanes[lane].busy {
+            self.lanes[lane].window.slide(&self.plan.program, self.rank);
+            if self.lanes[lane].window.finished() {
+                self.finish_slice(lane, io.kernels)?;
+                self.take_slice(lane)?;
+                continue;
+            }
+            let mut freed = false;
+            for number in self.lanes[lane].window.open() {
+                match self.lanes[lane].window.ready(number) {
+                    Ready::Waits => {}
+                    Ready::Post(step) => self.post(lane, number, step, io)?,
+                    Ready::Combine(_) if *budget == 0 => self.dirty |= 1 << lane,
+                    Ready::Combine(span) => {
+                        *budget = budget.saturating_sub(self.combine(lane, number, span, io.kernels)?);
+                        freed = true;
+                    }
+                }
+            }
+            // A combine may let the window slide, or an older step use the scratch it freed.
+            if !freed {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, lane: usize, number: u32, step: Step, io: &mut Io<'_>) -> Result<(), Fault> {
+        let place = Window::place(number);
+        let l = &mut self.lanes[lane];
+        let rank = step.peer();
+        let peer = io.peers[rank as usize];
+        let tag = Tag { group: self.tag.group, lane: self.tag.lane + lane as u32 };
+        let stamp = slice_stamp(&self.stamp, if self.stamp == Stamp::default() { 0 } else { l.slice });
+        let spot = self.plan.layout.locate(step.span(), l.slice, lane);
+        let lent = |e: LendError| Fault::Broken { rank, evidence: e.to_string() };
+        let missing = || Fault::Broken { rank, evidence: "a step names memory that the call has not".into() };
+        let op = match step {
+            Step::Send { .. } => {
+                let region = self.regions[spot.place].as_mut().ok_or_else(missing)?;
+                Op::Send { to: peer, tag, stamp, bytes: region.lend_read(spot.bytes).map_err(lent)? }
+            }
+            Step::Recv { .. } => {
+                let region = self.regions[spot.place].as_mut().ok_or_else(missing)?;
+                Op::Recv { from: peer, tag, stamp, into: region.lend_write(spot.bytes).map_err(lent)? }
+            }
+            Step::Reduce { .. } => {
+                if l.free == 0 {
+                    return Ok(());
+                }
+                let slot = l.free.trailing_zeros() as usize;
+                let start = (lane * self.plan.slots + slot) * self.plan.slot_bytes;
+                let region = self.scratch.as_mut().ok_or_else(missing)?;
+                let into = region.lend_write(start..start + spot.bytes.len()).map_err(lent)?;
+                l.free &= !(1 << slot);
+                l.slot_of[place] = slot as u8;
+                Op::Recv { from: peer, tag, stamp, into }
+            }
+        };
+        let name = OpName {
+            slot: self.slot,
+            generation: self.generation,
+            lane: lane as u8,
+            place: place as u8,
+        };
+        match io.transport.post(name.id(), op) {
+            Ok(()) => {
+                l.window.set_posted(place);
+                self.posted += 1;
+                Ok(())
+            }
+            Err((why, op)) => self.take_back(lane, place, step, spot.place, op.into_lease(), why),
+        }
+    }
+
+    /// Undoes a refused post. R3: `Full` is no fault.
+    fn take_back(
+        &mut self,
+        lane: usize,
+        place: usize,
+        step: Step,
+        home: usize,
+        lease: Lease,
+        why: PostError,
+    ) -> Result<(), Fault> {
+        let rank = step.peer();
+        let home = match step {
+            Step::Reduce { .. } => {
+                let l = &mut self.lanes[lane];
+                l.free |= 1 << l.slot_of[place];
+                self.scratch.as_mut()
+            }
+            Step::Send { .. } | Step::Recv { .. } => self.regions[home].as_mut(),
+        };
+        if let Some(Err(e)) = home.map(|r| r.restore(lease)) {
+            return Err(Fault::Broken { rank, evidence: e.to_string() });
+        }
+        match why {
+            PostError::Full(_) => {
+                self.stalled = true;
+                Ok(())
+            }
+            PostError::Gone { cause, .. } => Err(Fault::Gone { rank, cause }),
+            why @ (PostError::Unknown(_) | PostError::TooLong { .. }) => {
+                Err(Fault::Broken { rank, evidence: why.to_string() })
+            }
+        }
+    }
+
+    /// Combines an arrived message into its span. Returns its bytes.
+    fn combine(&mut self, lane: usize, number: u32, span: Span, kernels: Kernels) -> Result<usize, Fault> {
+        let place = Window::place(number);
+        let l = &mut self.lanes[lane];
+        let slot = usize::from(l.slot_of[place]);
+        let spot = self.plan.layout.locate(span, l.slice, lane);
+        let len = spot.bytes.len();
+        if len > 0 {
+            let start = (lane * self.plan.slots + slot) * self.plan.slot_bytes;
+            let rank = l.window.step(place).peer();
+            let broken = |evidence: String| Fault::Broken { rank, evidence };
+            let (Some(scratch), Some(region)) = (&self.scratch, self.regions[spot.place].as_mut()) else {
+                return Err(broken("a reduction without memory".into()));
+            };
+            let (Some(op), Some(dtype)) = (self.request.op, self.request.dtype) else {
+                return Err(broken("a reduction without an operation".into()));
+            };
+            let incoming = scratch.bytes(start..start + len).map_err(|e| broken(e.to_string()))?;
+            let acc = region.bytes_mut(spot.bytes).map_err(|e| broken(e.to_string()))?;
+            kernels.combine(op, dtype, acc, incoming).map_err(|e| broken(e.to_string()))?;
+        }
+        l.free |= 1 << slot;
+        l.window.set_combined(place);
+        Ok(len)
+    }
+
+    /// Ends a lane's slice: finishes averages, and copies out what was staged.
+    fn finish_slice(&mut self, lane: usize, kernels: Kernels) -> Result<(), Fault> {
+        let slice = self.lanes[lane].slice;
+        self.unfinished -= 1;
+        if let (Some((area, span)), Some(op), Some(dtype)) =
+            (self.plan.layout.total, self.request.op, self.request.dtype)
+        {
+            let ranks = crate::schedule::Schedule::ranks(&self.plan.program);
+            let spot = self.plan.layout.in_area(&area, span, slice, lane);
+            if let (Some(region), false) = (self.regions[spot.place].as_mut(), spot.bytes.is_empty()) {
+                let rank = self.rank;
+                let broken = |evidence: String| Fault::Broken { rank, evidence };
+                let bytes = region.bytes_mut(spot.bytes).map_err(|e| broken(e.to_string()))?;
+                kernels.finish(op, dtype, bytes, ranks).map_err(|e| broken(e.to_string()))?;
+            }
+        }
+        match self.plan.layout.after {
+            Some(copy) => self.copy(copy, slice, lane),
+            None => Ok(()),
+        }
+    }
+
+    fn copy(&mut self, copy: Copy, slice: u32, lane: usize) -> Result<(), Fault> {
+        let rank = self.rank;
+        let broken = |evidence: String| Fault::Broken { rank, evidence };
+        for i in 0..copy.span.count {
+            let spot = |area: &Area, chunk| self.plan.layout.in_area(area, Span::one(chunk), slice, lane);
+            let (from, to) = (spot(&copy.from, copy.span.first + i), spot(&copy.to, copy.to_first + i));
+            let both = self.regions.get_disjoint_mut([from.place, to.place]);
+            let Ok([Some(source), Some(target)]) = both else {
+                return Err(broken("a copy between memory that the call has not".into()));
+            };
+            let source = source.bytes(from.bytes).map_err(|e| broken(e.to_string()))?;
+            let target = target.bytes_mut(to.bytes).map_err(|e| broken(e.to_string()))?;
+            target.copy_from_slice(source);
+        }
+        Ok(())
+    }
+
+    /// The operations that the transport holds, with their peers.
+    pub(super) fn in_flight(&self) -> impl Iterator<Item = (OpId, Step)> + '_ {
+        let busy = self.lanes.iter().enumerate().filter(|(_, l)| l.busy);
+        busy.flat_map(move |(lane, l)| {
+            l.window.open().map(Window::place).filter(|p| l.window.in_flight(*p)).map(move |place| {
+                let (slot, generation) = (self.slot, self.generation);
+                let name = OpName { slot, generation, lane: lane as u8, place: place as u8 };
+                (name.id(), l.window.step(place))
+            })
+        })
+    }
+
+    /// The wakers' and the regions' end: the slot is free for another call.
+    pub(super) fn reset(&mut self) {
+        self.phase = Phase::Idle;
+        self.generation = self.generation.wrapping_add(1);
+        self.waker = None;
+        self.error = None;
+        (self.started, self.orphan) = (false, false);
+        (self.withdrawn, self.stalled) = (None, false);
+        for lane in &mut self.lanes {
+            lane.busy = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operation_names_read_back() {
+        let name = OpName { slot: 513, generation: u32::MAX - 1, lane: 15, place: 7 };
+        assert_eq!(OpName::of(name.id()), name);
+    }
+}

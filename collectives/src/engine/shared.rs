@@ -1,0 +1,363 @@
+//! The lock around the engine, and who drives it.
+//!
+//! One thread at a time drives: it polls, and everybody's calls go on. A blocking caller drives until its own call is
+//! over; another one that comes meanwhile begins its call and follows. The background thread drives while started
+//! calls are under way and nobody else does, and hands over to any caller at once.
+//!
+//! - **D1** Nobody sleeps with the lock held. Who changes something while the driver sleeps wakes it.
+//! - **D2** A driver that keeps polling lets go of the lock whenever somebody waits for it.
+//! - **D3** Whoever stops driving tells those who follow, so that one of them takes over.
+
+#![forbid(unsafe_code)]
+
+use super::core::{Core, Driver};
+use super::error::CollectiveError;
+use super::run::Phase;
+use ringway_dataplane::transport::{Cause, Peer, Waker};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+/// Turns between two looks at the clock while everything moves.
+const TURNS_PER_TICK: u32 = 1024;
+/// Naps on a transport that cannot be slept on.
+const NAP: Duration = Duration::from_micros(200);
+
+pub(super) type Guard<'a> = MutexGuard<'a, Core>;
+
+/// What another thread wants of the engine.
+enum Command {
+    Loss(Peer, Cause),
+    Abort(u32, String),
+}
+
+pub(super) struct Shared {
+    core: Mutex<Core>,
+    changed: Condvar,
+    /// Threads that wait for the lock (D2).
+    contenders: AtomicU32,
+    inbox: Mutex<Vec<Command>>,
+    called: AtomicBool,
+    waker: Waker,
+    sleep_fd: Option<OwnedFd>,
+    spin: Duration,
+    owners: AtomicUsize,
+}
+
+fn ignore_poison<T>(result: Result<T, PoisonError<T>>) -> T {
+    // The engine's own steps do not panic halfway; a user's waker or callback may have, after they were complete.
+    result.unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn new(core: Core, spin: Duration) -> std::io::Result<Shared> {
+        let sleep_fd = core.transport.sleep_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
+        let waker = core.transport.waker();
+        Ok(Shared {
+            core: Mutex::new(core),
+            changed: Condvar::new(),
+            contenders: AtomicU32::new(0),
+            inbox: Mutex::default(),
+            called: AtomicBool::new(false),
+            waker,
+            sleep_fd,
+            spin,
+            owners: AtomicUsize::new(0),
+        })
+    }
+
+    /// Locks the engine (D2), and takes in what other threads have asked for.
+    pub(super) fn lock(&self) -> Guard<'_> {
+        let mut core = match self.core.try_lock() {
+            Ok(core) => core,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.contenders.fetch_add(1, Ordering::Relaxed);
+                let core = ignore_poison(self.core.lock());
+                self.contenders.fetch_sub(1, Ordering::Relaxed);
+                core
+            }
+        };
+        self.obey(&mut core);
+        core
+    }
+
+    /// D1: after a change that the driver must see.
+    pub(super) fn nudge(&self, core: &Core) {
+        if core.asleep > 0 {
+            self.waker.wake();
+        }
+        if core.driver == Driver::Nobody && core.started > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    fn obey(&self, core: &mut Core) {
+        if !self.called.load(Ordering::Acquire) {
+            return;
+        }
+        self.called.store(false, Ordering::Release);
+        let commands = std::mem::take(&mut *ignore_poison(self.inbox.lock()));
+        for command in commands {
+            match command {
+                Command::Loss(peer, cause) => {
+                    core.on_lost(peer, &cause);
+                    core.transport.close(peer, cause);
+                }
+                Command::Abort(id, message) => {
+                    let named = |g: &Option<super::group::Group>| g.as_ref().is_some_and(|g| g.info.id == id);
+                    if let Some(index) = core.groups.iter().position(named) {
+                        core.abort(index, message);
+                    }
+                }
+            }
+        }
+    }
+
+    fn call_out(&self, command: Command) {
+        ignore_poison(self.inbox.lock()).push(command);
+        self.called.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Waits until `done`, driving the engine or following who drives.
+    pub(super) fn wait_until<'a>(&'a self, mut core: Guard<'a>, done: impl Fn(&Core) -> bool) -> Guard<'a> {
+        loop {
+            if done(&core) {
+                return core;
+            }
+            if core.driver == Driver::Caller {
+                core.followers += 1;
+                core = ignore_poison(self.changed.wait(core));
+                core.followers -= 1;
+                continue;
+            }
+            // From nobody, or from the background thread.
+            core.driver = Driver::Caller;
+            core = self.drive(core, Driver::Caller, &done);
+            core.driver = Driver::Nobody;
+            self.hand_on(&core);
+            return core;
+        }
+    }
+
+    /// D3
+    fn hand_on(&self, core: &Core) {
+        if core.followers > 0 || (core.background && core.started > 0) {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Polls until `done`, or until somebody else took over driving.
+    fn drive<'a>(&'a self, mut core: Guard<'a>, me: Driver, done: &impl Fn(&Core) -> bool) -> Guard<'a> {
+        let mut idle_since = None;
+        let mut turns = 0u32;
+        loop {
+            let moved = core.turn();
+            if core.ended {
+                core.ended = false;
+                if core.followers > 0 {
+                    self.changed.notify_all();
+                }
+            }
+            if done(&core) {
+                return core;
+            }
+            if self.contenders.load(Ordering::Relaxed) > 0 {
+                core = self.give_way(core);
+                if core.driver != me {
+                    return core;
+                }
+            }
+            self.obey(&mut core);
+            turns = turns.wrapping_add(1);
+            if moved {
+                idle_since = None;
+                if !turns.is_multiple_of(TURNS_PER_TICK) {
+                    continue;
+                }
+            }
+            let now = Instant::now();
+            core.tick(now);
+            let since = *idle_since.get_or_insert(now);
+            if moved || done(&core) {
+                continue;
+            }
+            if now.duration_since(since) < self.spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            core = self.sleep(core, now);
+            if core.driver != me {
+                return core;
+            }
+        }
+    }
+
+    /// D2
+    fn give_way<'a>(&'a self, core: Guard<'a>) -> Guard<'a> {
+        drop(core);
+        while self.contenders.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        self.lock()
+    }
+
+    /// D1: until the transport has something to say, or a timer.
+    fn sleep<'a>(&'a self, mut core: Guard<'a>, now: Instant) -> Guard<'a> {
+        if !core.transport.prepare_sleep() {
+            return core;
+        }
+        let mut longest = core.next_tick.saturating_duration_since(now);
+        if let Some(timer_ms) = core.transport.next_timer_ms() {
+            longest = longest.min(Duration::from_millis(timer_ms));
+        }
+        core.asleep += 1;
+        drop(core);
+        let timespec = |d: Duration| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() };
+        // An interrupted sleep is a short one.
+        let _ = match &self.sleep_fd {
+            Some(fd) => poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timespec(longest))),
+            None => poll(&mut [], Some(&timespec(longest.min(NAP)))),
+        };
+        let mut core = self.lock();
+        core.asleep -= 1;
+        core
+    }
+
+    /// The background thread: drives while started calls are under way and nobody else drives.
+    fn background(&self) {
+        let mut core = self.lock();
+        while !core.closing {
+            if core.started == 0 || core.driver != Driver::Nobody {
+                core = ignore_poison(self.changed.wait(core));
+                continue;
+            }
+            core.driver = Driver::Background;
+            core = self.drive(core, Driver::Background, &|core| core.started == 0 || core.closing);
+            if core.driver == Driver::Background {
+                core.driver = Driver::Nobody;
+                self.hand_on(&core);
+            }
+        }
+    }
+}
+
+/// A share in the engine. The last one to go shuts it down.
+pub(super) struct Owner(Arc<Shared>);
+
+impl Owner {
+    pub(super) fn new(shared: Shared) -> Owner {
+        shared.owners.store(1, Ordering::Relaxed);
+        Owner(Arc::new(shared))
+    }
+
+    pub(super) fn reporter(&self) -> Reporter {
+        Reporter { shared: Arc::downgrade(&self.0) }
+    }
+
+    /// Makes sure that started calls go on without a caller.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(super) fn start_background(&self, core: &mut Core) -> std::io::Result<()> {
+        if core.background {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.0);
+        std::thread::Builder::new().name("ringway-progress".into()).spawn(move || shared.background())?;
+        core.background = true;
+        Ok(())
+    }
+}
+
+impl Clone for Owner {
+    fn clone(&self) -> Owner {
+        self.0.owners.fetch_add(1, Ordering::Relaxed);
+        Owner(Arc::clone(&self.0))
+    }
+}
+
+impl std::ops::Deref for Owner {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.0.owners.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.shut_down();
+        }
+    }
+}
+
+impl Shared {
+    /// Lets calls whose handles were dropped end, for a while; then leaves.
+    fn shut_down(&self) {
+        let mut core = self.lock();
+        let linger_ms = core.options.linger_ms;
+        core.closing = true;
+        self.changed.notify_all();
+        if core.asleep > 0 {
+            self.waker.wake();
+        }
+        let over = |core: &Core| core.active.is_empty();
+        let deadline = Instant::now() + Duration::from_millis(linger_ms);
+        core = self.wait_until(core, |core| over(core) || Instant::now() >= deadline);
+        for index in 0..core.groups.len() {
+            if core.runs.iter().any(|r| r.group == index && matches!(r.phase, Phase::Active | Phase::Queued)) {
+                core.abort(index, "it left with calls still under way".to_owned());
+            }
+        }
+        core = self.wait_until(core, over);
+        core.transport.leave(linger_ms);
+    }
+}
+
+/// Reports failures to an engine from any thread, whatever its calls are doing. Cheap to clone; it does not keep the
+/// engine alive.
+#[derive(Clone)]
+pub struct Reporter {
+    shared: std::sync::Weak<Shared>,
+}
+
+impl Reporter {
+    /// Declares a peer lost, for a reason that came from elsewhere (missed heartbeats, the launcher): every
+    /// communicator that it is a member of dies of [`CollectiveError::Lost`].
+    pub fn report_loss(&self, peer: Peer, cause: Cause) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.call_out(Command::Loss(peer, cause));
+        }
+    }
+
+    /// Ends the communicator with this id, on all ranks, with this rank's message.
+    pub fn abort(&self, group: u32, message: impl Into<String>) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.call_out(Command::Abort(group, message.into()));
+        }
+    }
+}
+
+impl std::fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reporter")
+    }
+}
+
+impl Shared {
+    /// Takes the outcome of a call that began well, once it is over.
+    pub(super) fn finish_call<'a>(
+        &'a self,
+        core: Guard<'a>,
+        slot: u16,
+    ) -> (Guard<'a>, Result<(), CollectiveError>, super::core::CallRegions) {
+        let mut core = self.wait_until(core, |core| core.runs[usize::from(slot)].phase == Phase::Done);
+        let (result, regions) = core.take(slot);
+        (core, result, regions)
+    }
+}
