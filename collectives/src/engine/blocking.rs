@@ -164,7 +164,8 @@ impl Communicator {
     /// # Errors
     /// [`CollectiveError`].
     pub fn all_reduce<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let request = Request { op: Some(op), in_place: true, ..request::<T>(Collective::AllReduce, buffer.len()) };
+        let request =
+            Request { op: Some(op), in_place: true, ..request::<T>(Collective::AllReduce, buffer.len()) };
         self.check_op("all_reduce", &request)?;
         self.run("all_reduce", &request, Memory::Write(cast_slice_mut(buffer)), Memory::Nothing)
     }
@@ -174,7 +175,8 @@ impl Communicator {
     /// # Errors
     /// [`CollectiveError`].
     pub fn all_reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let request = Request { op: Some(op), in_place: true, ..request::<T>(Collective::AllReduce, input.len()) };
+        let request =
+            Request { op: Some(op), in_place: true, ..request::<T>(Collective::AllReduce, input.len()) };
         self.check_op("all_reduce", &request)?;
         self.check_len("all_reduce", &request, "output", output.len(), input.len())?;
         output.copy_from_slice(input);

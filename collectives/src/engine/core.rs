@@ -106,7 +106,9 @@ impl Core {
     }
 
     pub(super) fn group(&mut self, index: usize) -> &mut Group {
-        self.groups[index].as_mut().unwrap_or_else(|| unreachable!("a group lives while a communicator holds it"))
+        self.groups[index]
+            .as_mut()
+            .unwrap_or_else(|| unreachable!("a group lives while a communicator holds it"))
     }
 
     /// Why a communicator is dead, if it is.
@@ -170,12 +172,17 @@ impl Core {
     fn furnish(&mut self, slot: u16, plan: &Plan) -> Result<(), AllocError> {
         let run = &mut self.runs[usize::from(slot)];
         let works = |area: &Area| {
-            matches!(area, Area::Staged { .. } | Area::Blocks { place: WORK, .. } | Area::Parts { place: WORK, .. })
+            matches!(
+                area,
+                Area::Staged { .. } | Area::Blocks { place: WORK, .. } | Area::Parts { place: WORK, .. }
+            )
         };
         let work = works(&plan.layout.low).then_some(plan.work_bytes);
         let scratch = (plan.slots > 0).then(|| plan.scratch_bytes());
         for (have, needed) in [(&mut run.regions[WORK], work), (&mut run.scratch, scratch)] {
-            let Some(needed) = needed.filter(|n| have.as_ref().is_none_or(|h| h.len() < *n)) else { continue };
+            let Some(needed) = needed.filter(|n| have.as_ref().is_none_or(|h| h.len() < *n)) else {
+                continue;
+            };
             if let Some(old) = have.take() {
                 self.transport.deregister(old.id());
                 self.options.pool.recycle(old);

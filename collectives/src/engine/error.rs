@@ -33,7 +33,9 @@ impl fmt::Display for Who {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
     /// A member is gone.
-    #[error("{who} was lost {during}: {evidence}. This communicator is dead: make a new one from the survivors")]
+    #[error(
+        "{who} was lost {during}: {evidence}. This communicator is dead: make a new one from the survivors"
+    )]
     Lost {
         /// Who is gone.
         who: Who,
@@ -101,7 +103,9 @@ pub enum CollectiveError {
         why: AllocError,
     },
     /// As many operations as there may be are under way. Nothing was sent.
-    #[error("{limit} operations are under way on this endpoint, the limit: wait for some of their handles first")]
+    #[error(
+        "{limit} operations are under way on this endpoint, the limit: wait for some of their handles first"
+    )]
     TooManyStarted {
         /// The limit.
         limit: usize,
@@ -186,7 +190,9 @@ pub enum InvalidCall {
         max: u32,
     },
     /// The forced algorithm cannot run this call within the transport's message length.
-    #[error("{bytes} bytes are over the transport's longest message, {limit_bytes}, and {collective} cannot cut them")]
+    #[error(
+        "{bytes} bytes are over the transport's longest message, {limit_bytes}, and {collective} cannot cut them"
+    )]
     MessageTooLong {
         /// The collective.
         collective: Collective,

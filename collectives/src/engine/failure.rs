@@ -206,7 +206,9 @@ impl Core {
 
     /// Another rank waits for this one in a call.
     fn on_asked(&mut self, index: usize, rank: u32, stamp: Stamp) {
-        let (Some(theirs), Some(group)) = (Call::from_stamp(&stamp), self.groups[index].as_mut()) else { return };
+        let (Some(theirs), Some(group)) = (Call::from_stamp(&stamp), self.groups[index].as_mut()) else {
+            return;
+        };
         let peer = group.peers[rank as usize];
         if let Some(error) = &group.dead {
             if let Some(death) = Death::of(error, group.info.my_rank) {
@@ -239,7 +241,9 @@ impl Core {
 
     /// Another rank refused a call for its arguments: this one's call cannot go on, if it is or will be made.
     fn on_refused(&mut self, index: usize, rank: u32, stamp: Stamp, why: String) {
-        let (Some(theirs), Some(group)) = (Call::from_stamp(&stamp), self.groups[index].as_mut()) else { return };
+        let (Some(theirs), Some(group)) = (Call::from_stamp(&stamp), self.groups[index].as_mut()) else {
+            return;
+        };
         match group.call(theirs.seq) {
             Some(Remembered::Made(_)) => {
                 let who = group.who(rank);

@@ -91,9 +91,10 @@ impl Call {
     /// The digest of all calls up to and including this one.
     pub(crate) fn history_after(&self) -> u16 {
         // FNV-1a over the stamp, which holds the digest so far; folded to 16 bits.
-        let digest = self.stamp().0.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
-            (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let digest =
+            self.stamp().0.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
+                (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3)
+            });
         (digest ^ (digest >> 16) ^ (digest >> 32) ^ (digest >> 48)) as u16
     }
 

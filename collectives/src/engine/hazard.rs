@@ -124,9 +124,9 @@ impl Window {
 
     /// H1: whether an earlier unfinished step conflicts.
     fn hazard(&self, number: u32, step: &Step) -> bool {
-        (self.base..number).map(Window::place).any(|earlier| {
-            self.done & bit(earlier) == 0 && step.conflicts_with(&self.steps[earlier])
-        })
+        (self.base..number)
+            .map(Window::place)
+            .any(|earlier| self.done & bit(earlier) == 0 && step.conflicts_with(&self.steps[earlier]))
     }
 
     /// H2: whether an earlier step that it must not pass is not posted yet.

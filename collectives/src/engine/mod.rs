@@ -48,8 +48,8 @@ pub use group::{GroupInfo, Member};
 pub use handle::Handle;
 pub use inquiry::MAX_INQUIRY_MS;
 pub use options::{
-    DEFAULT_INQUIRY_MS, DEFAULT_LINGER_MS, DEFAULT_RECORDED_CALLS, DEFAULT_SLICE_BYTES,
-    DEFAULT_SLICES_IN_FLIGHT, EngineOptions, MAX_SLICES_IN_FLIGHT, OnFailure,
+    DEFAULT_INQUIRY_MS, DEFAULT_LINGER_MS, DEFAULT_RECORDED_CALLS, DEFAULT_SLICES_IN_FLIGHT, EngineOptions,
+    MAX_SLICES_IN_FLIGHT, OnFailure,
 };
 pub use recorder::{Ending, Record};
 pub use shared::Reporter;
@@ -57,3 +57,6 @@ pub use split::SPLIT_IDS;
 
 /// Closed communicators that an endpoint remembers, to answer those who still wait for it there.
 const MAX_RETIRED: usize = 64;
+
+#[cfg(test)]
+mod tests;

@@ -3,14 +3,12 @@
 #![forbid(unsafe_code)]
 
 use super::error::CollectiveError;
-use crate::schedule::Algorithm;
+use crate::schedule::{Algorithm, LinkCosts};
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::Pool;
 use std::fmt;
 use std::sync::Arc;
 
-/// Default of [`EngineOptions::slice_bytes`]: a slice and its operand stay in a 2 MiB L2, and TCP loses nothing to it.
-pub const DEFAULT_SLICE_BYTES: usize = 512 << 10;
 /// Default of [`EngineOptions::slices_in_flight`].
 pub const DEFAULT_SLICES_IN_FLIGHT: u32 = 4;
 /// Most slices in flight that may be set: lanes of one call are numbered in as many bits.
@@ -33,14 +31,16 @@ impl fmt::Debug for OnFailure {
     }
 }
 
-/// Settings of an engine. All ranks of a group must agree on `slice_bytes`, `algorithm` and `check`; disagreement is
+/// Settings of an engine. All ranks of a group must agree on `slice_bytes`, `costs`, `algorithm` and `check`; disagreement is
 /// found as a mismatch.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Bytes of one message of a sliced call; at least one element.
-    pub slice_bytes: usize,
+    /// Bytes of every chunk that one slice covers; `None` for what the cost model finds best.
+    pub slice_bytes: Option<usize>,
     /// Slices of one call under way at a time, `1..=`[`MAX_SLICES_IN_FLIGHT`]. Less where the transport is shallow.
     pub slices_in_flight: u32,
+    /// What links between the ranks cost: algorithms and slices are chosen by it.
+    pub costs: LinkCosts,
     /// Run collectives by this algorithm, where it exists for them.
     pub algorithm: Option<Algorithm>,
     /// Stamp messages with the call's fingerprint, so that mismatched calls are errors.
@@ -63,8 +63,9 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions {
-            slice_bytes: DEFAULT_SLICE_BYTES,
+            slice_bytes: None,
             slices_in_flight: DEFAULT_SLICES_IN_FLIGHT,
+            costs: LinkCosts::default(),
             algorithm: None,
             check: true,
             spin: SpinPolicy::Auto,

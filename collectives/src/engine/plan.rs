@@ -8,7 +8,9 @@ use super::layout::{Area, Copy, INPUT, Layout, OUTPUT, WORK};
 use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::slice::{Share, share, widest_message, widest_reduce};
 use crate::reduce::ReduceOp;
-use crate::schedule::{Algorithm, AnySchedule, Collective, Rank, Schedule, Span, Step};
+use crate::schedule::{
+    Algorithm, AnySchedule, Choice, Collective, Rank, Schedule, Span, Step, choose as cheapest,
+};
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Caps;
 
@@ -89,48 +91,6 @@ pub(super) struct Plan {
     pub(super) slots: usize,
 }
 
-/// The algorithm for a collective over `bytes` (the whole buffer, or one block) among `ranks`.
-fn choose(collective: Collective, bytes: usize, ranks: u32) -> Algorithm {
-    use {Algorithm as A, Collective as C};
-    const SMALL: usize = 16 << 10;
-    const LARGE: usize = 256 << 10;
-    let even = ranks.is_power_of_two();
-    match collective {
-        C::AllReduce if bytes <= SMALL => A::Doubling,
-        C::AllReduce if bytes <= LARGE && ranks > 2 => A::Halving,
-        C::AllReduce => A::Ring,
-        C::ReduceScatter if even && bytes <= SMALL => A::Halving,
-        C::ReduceScatter if bytes <= SMALL => A::Direct,
-        C::AllGather if even && bytes <= SMALL => A::Doubling,
-        C::AllGather if bytes <= SMALL => A::Direct,
-        C::ReduceScatter | C::AllGather => A::Ring,
-        C::Broadcast if bytes <= LARGE || ranks == 2 => A::Tree,
-        C::Broadcast if ranks <= 8 => A::Chain,
-        C::Broadcast => A::ScatterAllGather,
-        C::Reduce if bytes <= LARGE || ranks == 2 => A::Tree,
-        C::Reduce => A::Ring,
-        C::Gather | C::Scatter if bytes <= SMALL && ranks > 4 => A::Tree,
-        C::Gather | C::Scatter | C::AllToAll => A::Direct,
-        C::Barrier => A::Dissemination,
-    }
-}
-
-/// The schedule of a collective: by the forced algorithm where it exists for it, else by the chosen one.
-fn schedule(
-    collective: Collective,
-    request: &Request,
-    ranks: u32,
-    bytes: usize,
-    forced: Option<Algorithm>,
-) -> (Algorithm, AnySchedule) {
-    let by = |a: Algorithm| AnySchedule::new(collective, a, ranks, request.root).map(|s| (a, s));
-    forced
-        .and_then(by)
-        .or_else(|| by(choose(collective, bytes, ranks)))
-        .or_else(|| collective.algorithms().iter().copied().find_map(by))
-        .unwrap_or_else(|| unreachable!("every collective has an algorithm for any number of ranks"))
-}
-
 impl Plan {
     /// Plans `request` for `rank` of `ranks`.
     pub(super) fn new(
@@ -182,19 +142,19 @@ impl Plan {
         options: &EngineOptions,
         caps: &Caps,
     ) -> Result<Plan, InvalidCall> {
-        let bytes = request.count.saturating_mul(element_bytes);
-        let (algorithm, schedule) = schedule(collective, request, ranks, bytes, options.algorithm);
+        let (choice, schedule) = choose(collective, request, ranks, element_bytes, options)?;
         let (mut layout, pieces) = arrange(collective, request, rank, ranks, element_bytes, &schedule);
         let widest = widest_message(&schedule);
-        let slice_bytes = options.slice_bytes.max(element_bytes).min(longest(caps, element_bytes));
+        let wanted = options.slice_bytes.unwrap_or(usize::try_from(choice.slice_bytes).unwrap_or(usize::MAX));
+        let limit = longest(caps, element_bytes);
         layout.slices = match layout.low {
-            // A message of `widest` of the chunks of a slice takes up to `slice_bytes`.
+            // Every slice is a run of the buffer with a piece of each chunk in it.
             Area::Parts { chunks, .. } => slices(
-                request.count,
+                request.count.div_ceil(chunks as usize),
                 element_bytes,
-                slice_bytes.saturating_mul((chunks / widest).max(1) as usize),
+                wanted.min(limit / widest as usize),
             ),
-            _ if pieces || widest == 1 => slices(request.count, element_bytes, slice_bytes),
+            _ if pieces || widest == 1 => slices(request.count, element_bytes, wanted.min(limit)),
             _ => 1,
         };
         let longest_bytes = layout.longest_bytes(widest) as u64;
@@ -206,7 +166,7 @@ impl Plan {
         let Share { lanes, depth_per_lane } = share(&schedule, wanted, layout.slices, caps.depth);
         let mut plan = Plan {
             program: Program::Collective(schedule),
-            algorithm: Some(algorithm),
+            algorithm: Some(choice.algorithm),
             layout,
             lanes,
             depth: lanes * depth_per_lane,
@@ -260,6 +220,26 @@ impl Layout {
             swap(area);
         }
     }
+}
+
+/// The algorithm and slice of a collective, and its schedule.
+fn choose(
+    collective: Collective,
+    request: &Request,
+    ranks: u32,
+    element_bytes: usize,
+    options: &EngineOptions,
+) -> Result<(Choice, AnySchedule), InvalidCall> {
+    let bytes = match collective {
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
+            request.count
+        }
+        _ => request.count.saturating_mul(ranks as usize),
+    };
+    let bytes = bytes.saturating_mul(element_bytes) as u64;
+    let choice = cheapest(collective, ranks, bytes, &options.costs, options.algorithm);
+    let found = choice.and_then(|c| c.schedule(collective, ranks, request.root).map(|s| (c, s)));
+    found.ok_or(InvalidCall::NoSuchRank { what: "root", rank: request.root, size: ranks })
 }
 
 /// The longest message in bytes that holds whole elements.

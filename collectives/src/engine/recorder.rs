@@ -65,7 +65,8 @@ impl Recorder {
 
     /// The kept records, oldest first.
     pub(super) fn records(&self) -> Vec<Record> {
-        let oldest = if self.ring.len() < self.capacity { 0 } else { (self.next % self.capacity as u64) as usize };
+        let oldest =
+            if self.ring.len() < self.capacity { 0 } else { (self.next % self.capacity as u64) as usize };
         self.ring[oldest..].iter().chain(&self.ring[..oldest]).copied().collect()
     }
 }
@@ -92,6 +93,9 @@ mod tests {
         recorder.end(numbers[3], Ending::Done);
         let kept = recorder.records();
         assert_eq!(kept.iter().map(|r| r.call.seq).collect::<Vec<_>>(), [2, 3, 4]);
-        assert_eq!(kept.iter().map(|r| r.ended.map(|e| e.1)).collect::<Vec<_>>(), [None, Some(Ending::Done), None]);
+        assert_eq!(
+            kept.iter().map(|r| r.ended.map(|e| e.1)).collect::<Vec<_>>(),
+            [None, Some(Ending::Done), None]
+        );
     }
 }

@@ -3,8 +3,8 @@
 //! Invariants:
 //! - **R1** `posted` counts the operations that the transport holds; the run ends only when it is 0, so that every
 //!   region has its leases back.
-//! - **R2** Lane `l` runs one slice at a time, and takes the next only when that one is finished: messages on the
-//!   lane's tag keep the order of slices on both sides.
+//! - **R2** Of `n` lanes, lane `l` runs slices `l`, `l + n`, `l + 2n`, ..., one at a time: messages on the lane's tag have
+//!   the same order on all ranks.
 //! - **R3** A step whose post was refused as `Full` stays unposted, and holds up only what must not overtake it (H2).
 
 #![forbid(unsafe_code)]
@@ -124,7 +124,6 @@ pub(super) struct Run {
     stamp: Stamp,
     lanes: Vec<Lane>,
     dirty: u32,
-    next_slice: u32,
     unfinished: u32,
     pub(super) posted: u32,
 }
@@ -157,7 +156,6 @@ impl Run {
             stamp: Stamp::default(),
             lanes: Vec::new(),
             dirty: 0,
-            next_slice: 0,
             unfinished: 0,
             posted: 0,
         }
@@ -171,28 +169,22 @@ impl Run {
         if self.lanes.len() < lanes {
             self.lanes.resize_with(lanes, Lane::default);
         }
-        self.next_slice = 0;
         self.unfinished = self.plan.layout.slices;
         self.dirty = 0;
-        for lane in 0..lanes {
-            self.take_slice(lane)?;
-        }
-        Ok(())
+        (0..lanes).try_for_each(|lane| self.take_slice(lane, lane as u32))
     }
 
-    /// R2: gives an idle lane the next slice, if there is one.
-    fn take_slice(&mut self, lane: usize) -> Result<(), Fault> {
+    /// R2: begins a slice on an idle lane, if there is one of that number.
+    fn take_slice(&mut self, lane: usize, slice: u32) -> Result<(), Fault> {
         let l = &mut self.lanes[lane];
-        l.busy = self.next_slice < self.plan.layout.slices;
+        l.busy = slice < self.plan.layout.slices;
         if !l.busy {
             return Ok(());
         }
-        l.slice = self.next_slice;
+        l.slice = slice;
         l.free = (1u32 << self.plan.slots) - 1;
         l.window.restart();
-        self.next_slice += 1;
         self.dirty |= 1 << lane;
-        let slice = l.slice;
         match self.plan.layout.before {
             Some(copy) => self.copy(copy, slice, lane),
             None => Ok(()),
@@ -257,7 +249,7 @@ impl Run {
             self.lanes[lane].window.slide(&self.plan.program, self.rank);
             if self.lanes[lane].window.finished() {
                 self.finish_slice(lane, io.kernels)?;
-                self.take_slice(lane)?;
+                self.take_slice(lane, self.lanes[lane].slice.saturating_add(self.plan.lanes))?;
                 continue;
             }
             let mut freed = false;
@@ -312,12 +304,8 @@ impl Run {
                 Op::Recv { from: peer, tag, stamp, into }
             }
         };
-        let name = OpName {
-            slot: self.slot,
-            generation: self.generation,
-            lane: lane as u8,
-            place: place as u8,
-        };
+        let name =
+            OpName { slot: self.slot, generation: self.generation, lane: lane as u8, place: place as u8 };
         match io.transport.post(name.id(), op) {
             Ok(()) => {
                 l.window.set_posted(place);

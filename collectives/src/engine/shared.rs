@@ -216,7 +216,8 @@ impl Shared {
         }
         core.asleep += 1;
         drop(core);
-        let timespec = |d: Duration| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() };
+        let timespec =
+            |d: Duration| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() };
         // An interrupted sleep is a short one.
         let _ = match &self.sleep_fd {
             Some(fd) => poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timespec(longest))),
@@ -310,7 +311,8 @@ impl Shared {
         let deadline = Instant::now() + Duration::from_millis(linger_ms);
         core = self.wait_until(core, |core| over(core) || Instant::now() >= deadline);
         for index in 0..core.groups.len() {
-            if core.runs.iter().any(|r| r.group == index && matches!(r.phase, Phase::Active | Phase::Queued)) {
+            if core.runs.iter().any(|r| r.group == index && matches!(r.phase, Phase::Active | Phase::Queued))
+            {
                 core.abort(index, "it left with calls still under way".to_owned());
             }
         }

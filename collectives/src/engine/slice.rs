@@ -25,6 +25,7 @@ pub(super) fn widest_reduce(schedule: &AnySchedule) -> u32 {
     match schedule {
         // A folded rank hands over everything.
         AnySchedule::HalvingAllReduce(s) if !s.ranks.is_power_of_two() => schedule.chunks(),
+        AnySchedule::LeaderAllReduce(_) | AnySchedule::LaneAllReduce(_) => schedule.chunks(),
         AnySchedule::HalvingAllReduce(_) | AnySchedule::HalvingReduceScatter(_) => {
             (schedule.chunks() / 2).max(1)
         }
@@ -40,6 +41,8 @@ pub(super) fn widest_message(schedule: &AnySchedule) -> u32 {
         | AnySchedule::DoublingAllGather(_)
         | AnySchedule::ScatterAllGatherBroadcast(_)
         | AnySchedule::TreeGather(_)
+        | AnySchedule::LeaderAllReduce(_)
+        | AnySchedule::LaneAllReduce(_)
         | AnySchedule::TreeScatter(_) => schedule.chunks(),
         _ => 1,
     }
@@ -48,13 +51,16 @@ pub(super) fn widest_message(schedule: &AnySchedule) -> u32 {
 /// Most messages to one peer in one direction that a slice has posted at a time: what it needs of the transport's
 /// depth.
 pub(super) fn burst(schedule: &AnySchedule) -> u32 {
-    let half_window = WINDOW as u32 / 2;
+    let neighbours_most = (2 * schedule.ranks()).min(WINDOW as u32 / 2);
     match schedule {
-        AnySchedule::RingAllReduce(s) => (2 * (s.ranks - 1)).min(half_window),
-        AnySchedule::RingReduceScatter(_)
+        AnySchedule::RingAllReduce(_)
+        | AnySchedule::RingReduceScatter(_)
         | AnySchedule::RingAllGather(_)
         | AnySchedule::RingReduce(_)
-        | AnySchedule::ScatterAllGatherBroadcast(_) => schedule.ranks().min(half_window),
+        | AnySchedule::LeaderAllReduce(_)
+        | AnySchedule::LaneAllReduce(_) => neighbours_most,
+        // A leaf of the scatter's tree has nothing but receives from its neighbour.
+        AnySchedule::ScatterAllGatherBroadcast(_) => (2 * schedule.ranks()).min(WINDOW as u32),
         _ => 2,
     }
 }
@@ -131,7 +137,7 @@ mod tests {
                         for step in window {
                             let same = |s: &&Step| s.is_send() == step.is_send() && s.peer() == step.peer();
                             let count = window.iter().filter(same).count() as u32;
-                            assert!(count <= burst(&schedule), "{schedule:?} rank {rank}: {count}");
+                            assert!(count <= burst(&schedule), "{schedule:?} rank {rank}: {count} {steps:?}");
                         }
                     }
                 }

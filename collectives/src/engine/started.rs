@@ -19,7 +19,8 @@ impl Communicator {
     /// # Errors
     /// [`CollectiveError`]; the buffer then goes back to the pool.
     pub fn all_reduce_start<T: Element>(&self, buffer: Buffer<T>, op: ReduceOp) -> Result<Handle<T>> {
-        let request = Request { op: Some(op), in_place: true, ..request::<T>(Collective::AllReduce, buffer.len()) };
+        let request =
+            Request { op: Some(op), in_place: true, ..request::<T>(Collective::AllReduce, buffer.len()) };
         self.check_op("all_reduce", &request)?;
         self.start("all_reduce", &request, buffer)
     }

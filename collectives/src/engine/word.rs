@@ -192,11 +192,9 @@ impl Death {
                 theirs_who: known(*b)?,
                 theirs: Call::from_stamp(b_call)?,
             },
-            Death::Aborted { rank, during: at, message } => CollectiveError::Aborted {
-                who: known(*rank)?,
-                during: during(at),
-                message: message.clone(),
-            },
+            Death::Aborted { rank, during: at, message } => {
+                CollectiveError::Aborted { who: known(*rank)?, during: during(at), message: message.clone() }
+            }
             Death::Transport { rank, seen_by, during: at, evidence } => CollectiveError::Transport {
                 who: known(*rank)?,
                 during: during(at),

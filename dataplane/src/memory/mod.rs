@@ -20,5 +20,5 @@ pub use dtype::{Bool, DType, Element};
 pub use lease::{Lease, ReadLease, WriteLease};
 pub use pool::{AllocError, Buffer, HugePages, Pool};
 pub use region::{
-    LendError, Ledger, Region, RegionId, with_borrowed, with_borrowed_in, with_shared, with_shared_in,
+    Ledger, LendError, Region, RegionId, with_borrowed, with_borrowed_in, with_shared, with_shared_in,
 };

@@ -369,8 +369,7 @@ pub fn with_shared<R>(bytes: &[u8], f: impl FnOnce(Region) -> (Region, R)) -> R 
 /// As [`with_borrowed`].
 pub fn with_shared_in<R>(bytes: &[u8], ledger: &mut Ledger, f: impl FnOnce(Region) -> (Region, R)) -> R {
     let base = NonNull::from(bytes).cast();
-    let region =
-        Region { base, len: bytes.len(), id: RegionId::next(), writable: false, ..Region::blank() };
+    let region = Region { base, len: bytes.len(), id: RegionId::next(), writable: false, ..Region::blank() };
     scoped(region, ledger, f)
 }
 

@@ -1,0 +1,281 @@
+//! Deaths, mismatches and refusals: everybody learns of the one cause, and nobody hangs.
+
+use super::world::{Rng, World};
+use crate::engine::error::CollectiveError;
+use crate::engine::options::EngineOptions;
+use crate::engine::plan::{Request, What};
+use crate::reduce::ReduceOp;
+use crate::schedule::Collective;
+use ringway_dataplane::memory::DType;
+use ringway_dataplane::transport::{CauseKind, LoopbackConfig};
+
+fn request(collective: Collective, count: usize) -> Request {
+    Request {
+        what: What::Collective(collective),
+        dtype: (collective != Collective::Barrier).then_some(DType::F32),
+        op: collective.reduces().then_some(ReduceOp::Sum),
+        count: if collective == Collective::Barrier { 0 } else { count },
+        root: 0,
+        in_place: true,
+    }
+}
+
+fn world(n: u32, seed: u64, eager_bytes: usize) -> World {
+    let options = EngineOptions { slice_bytes: Some(256), ..EngineOptions::default() };
+    World::new(n, LoopbackConfig { seed, eager_bytes, depth: 64, reorder: seed % 2 == 1 }, &options)
+}
+
+/// Memory that fits any in-place call of `request`.
+fn bytes(request: &Request, n: u32) -> Vec<u8> {
+    vec![0; request.count * 4 * n as usize]
+}
+
+/// Each rank makes its own call; the outcomes of all.
+fn make_all(world: &mut World, requests: &[Request]) -> Vec<Result<(), CollectiveError>> {
+    let n = requests.len() as u32;
+    let begun: Vec<_> = requests
+        .iter()
+        .enumerate()
+        .map(|(rank, r)| world.begin(rank, 0, r, Some(&bytes(r, n)[..input_bytes(r, n)]), None))
+        .collect();
+    let calls: Vec<(usize, u16)> =
+        begun.iter().enumerate().filter_map(|(rank, b)| b.as_ref().ok().map(|slot| (rank, *slot))).collect();
+    world.settle(&calls);
+    let end = |(rank, begun): (usize, Result<u16, CollectiveError>)| world.take(rank, begun?).0;
+    begun.into_iter().enumerate().map(end).collect()
+}
+
+fn input_bytes(request: &Request, n: u32) -> usize {
+    let blocks = match request.what {
+        What::Collective(Collective::AllGather | Collective::ReduceScatter) => n as usize,
+        _ => 1,
+    };
+    request.count * 4 * blocks
+}
+
+#[test]
+fn a_rank_killed_at_any_point_is_named_by_all_others() {
+    // F1 to F3
+    for seed in 0..120u64 {
+        let mut rng = Rng(seed);
+        let n = 2 + rng.below(5) as u32;
+        let victim = rng.below(n as usize);
+        let mut w = world(n, seed, if seed % 3 == 0 { 0 } else { 4096 });
+        let collective =
+            [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::Barrier]
+                [rng.below(4)];
+        let r = request(collective, 2000);
+        let calls: Vec<(usize, u16)> = (0..n as usize)
+            .map(|rank| {
+                (rank, w.begin(rank, 0, &r, Some(&bytes(&r, n)[..input_bytes(&r, n)]), None).unwrap())
+            })
+            .collect();
+        for _ in 0..rng.below(60) {
+            let rank = rng.below(n as usize);
+            w.cores[rank].turn();
+        }
+        w.kill(victim as u32);
+        w.settle(&calls);
+        // Those that had finished before learn of it by their next call at the latest.
+        w.quiesce();
+        for (rank, slot) in calls.into_iter().filter(|(rank, _)| *rank != victim) {
+            let (ended, ..) = w.take(rank, slot);
+            let dead = w.cores[rank].check(0).expect_err("the group is dead");
+            let CollectiveError::Lost { who, .. } = &dead else { panic!("seed {seed}: {dead}") };
+            assert_eq!(
+                (who.rank, &who.host[..], who.pid),
+                (victim as u32, &*format!("h{victim}"), 100 + victim as u32)
+            );
+            assert!(ended.is_ok() || ended == Err(dead.clone()), "seed {seed}: {ended:?}");
+            let again = w.begin(rank, 0, &r, Some(&bytes(&r, n)), None);
+            assert_eq!(again, Err(dead), "later calls answer at once");
+        }
+    }
+}
+
+#[test]
+fn mismatched_calls_are_errors_on_all_ranks_that_show_both_sides() {
+    let base = request(Collective::AllReduce, 100);
+    let variants = [
+        Request { count: 101, ..base },
+        Request { count: 0, ..base },
+        Request { count: 100_000, ..base },
+        Request { dtype: Some(DType::I32), ..base },
+        Request { op: Some(ReduceOp::Max), ..base },
+        request(Collective::Barrier, 0),
+        request(Collective::AllGather, 100),
+        request(Collective::Broadcast, 100),
+    ];
+    for (v, other) in variants.iter().enumerate() {
+        for (n, odd) in [(2, 0), (2, 1), (3, 1), (5, 4)] {
+            for eager in [0, 1 << 16] {
+                let mut w = world(n, 2 * v as u64, eager);
+                let mut requests = vec![base; n as usize];
+                requests[odd] = *other;
+                let ends = make_all(&mut w, &requests);
+                w.quiesce();
+                for (rank, end) in ends.iter().enumerate() {
+                    // One that had all it needed may have finished; the communicator is dead all the same.
+                    let dead = w.cores[rank].check(0).expect_err("the group is dead");
+                    assert!(end.is_ok() || *end == Err(dead.clone()), "{end:?}");
+                    let CollectiveError::Mismatch { ours_who, ours, theirs_who, theirs } = &dead else {
+                        panic!("variant {v}, {n} ranks, eager {eager}, rank {rank}: {dead}")
+                    };
+                    assert!(
+                        ours != theirs && (ours_who.rank == odd as u32) != (theirs_who.rank == odd as u32),
+                        "{dead}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn different_roots_are_found_even_where_no_message_meets() {
+    for collective in [Collective::Broadcast, Collective::Reduce] {
+        for n in [2u32, 3, 4] {
+            for eager in [0, 1 << 16] {
+                let mut w = world(n, 8, eager);
+                let mut requests = vec![request(collective, 50); n as usize];
+                requests[1].root = 1;
+                let first = make_all(&mut w, &requests);
+                // With eager sends both roots may finish; the next call tells.
+                let next = vec![request(Collective::AllReduce, 10); n as usize];
+                let second =
+                    if first.iter().any(Result::is_ok) { make_all(&mut w, &next) } else { first.clone() };
+                w.quiesce();
+                for (rank, end) in second.iter().enumerate() {
+                    assert!(
+                        matches!(end, Err(CollectiveError::Mismatch { .. })),
+                        "{collective} {n} rank {rank}: {end:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_in_another_order_are_found() {
+    let mut w = world(2, 4, 1 << 16);
+    let (a, b) = (request(Collective::AllReduce, 10), request(Collective::Barrier, 0));
+    let mut calls = Vec::new();
+    for (rank, order) in [[a, b], [b, a]].into_iter().enumerate() {
+        for r in order {
+            if let Ok(slot) = w.begin(rank, 0, &r, Some(&bytes(&r, 2)[..input_bytes(&r, 2)]), None) {
+                calls.push((rank, slot));
+            }
+        }
+    }
+    w.settle(&calls);
+    for (rank, slot) in calls {
+        assert!(matches!(w.take(rank, slot).0, Err(CollectiveError::Mismatch { .. })));
+    }
+}
+
+#[test]
+fn a_refusal_reaches_those_who_made_the_call_and_spares_those_who_refused_it_too() {
+    let r = request(Collective::AllReduce, 10);
+    let refusal = |w: &mut World, rank: usize| {
+        let why = crate::engine::error::InvalidCall::Unsupported { op: ReduceOp::And, dtype: DType::F32 };
+        let error = CollectiveError::Invalid { rank: rank as u32, call: "all_reduce", why };
+        w.cores[rank].refuse(0, &Request { op: Some(ReduceOp::And), ..r }, &error);
+    };
+    // All refuse: the group lives.
+    let mut w = world(3, 0, 0);
+    (0..3).for_each(|rank| refusal(&mut w, rank));
+    w.quiesce();
+    assert!(make_all(&mut w, &[r; 3]).iter().all(Result::is_ok));
+    // One refuses, before or after the others have called.
+    for before in [true, false] {
+        let mut w = world(3, 1, 0);
+        if before {
+            refusal(&mut w, 2);
+        }
+        let calls: Vec<(usize, u16)> =
+            (0..2).map(|rank| (rank, w.begin(rank, 0, &r, Some(&bytes(&r, 1)), None).unwrap())).collect();
+        if !before {
+            w.quiesce();
+            refusal(&mut w, 2);
+        }
+        w.settle(&calls);
+        for (rank, slot) in calls {
+            let end = w.take(rank, slot).0;
+            let Err(CollectiveError::Aborted { who, message, .. }) = &end else { panic!("{end:?}") };
+            assert!(who.rank == 2 && message.contains("and is not defined on f32"), "{end:?}");
+        }
+    }
+}
+
+#[test]
+fn an_abort_reaches_all_with_its_words() {
+    let mut w = world(4, 3, 0);
+    let r = request(Collective::AllReduce, 1000);
+    let calls: Vec<(usize, u16)> =
+        (0..3).map(|rank| (rank, w.begin(rank, 0, &r, Some(&bytes(&r, 1)), None).unwrap())).collect();
+    w.cores[3].abort(0, "loss is not a number".to_owned());
+    w.settle(&calls);
+    for (rank, slot) in calls {
+        let end = w.take(rank, slot).0;
+        let Err(CollectiveError::Aborted { who, message, .. }) = end else { panic!("{end:?}") };
+        assert_eq!((who.rank, &message[..]), (3, "loss is not a number"));
+    }
+}
+
+#[test]
+fn a_goodbye_hurts_only_those_who_still_need_the_rank() {
+    // Rank 2 makes its last call and leaves; the others finish that call.
+    for seed in 0..20 {
+        let mut w = world(3, seed, 1 << 16);
+        let r = request(Collective::AllReduce, 10);
+        let calls: Vec<(usize, u16)> =
+            (0..3).map(|rank| (rank, w.begin(rank, 0, &r, Some(&bytes(&r, 1)), None).unwrap())).collect();
+        w.settle(&calls[2..]);
+        w.leave(2);
+        w.settle(&calls);
+        for (rank, slot) in &calls {
+            assert_eq!(w.take(*rank, *slot).0, Ok(()), "seed {seed}");
+        }
+        // The next call needs it.
+        let calls: Vec<(usize, u16)> = (0..2)
+            .filter_map(|rank| w.begin(rank, 0, &r, Some(&bytes(&r, 1)), None).ok().map(|s| (rank, s)))
+            .collect();
+        w.settle(&calls);
+        for rank in 0..2 {
+            let dead = w.cores[rank].check(0);
+            let Err(CollectiveError::Lost { who, kind, .. }) = dead else { panic!("seed {seed}: {dead:?}") };
+            assert_eq!((who.rank, kind), (2, CauseKind::Left));
+        }
+    }
+}
+
+#[test]
+fn a_communicator_closed_elsewhere_is_no_hang() {
+    let mut w = world(2, 0, 0);
+    let r = request(Collective::AllReduce, 10);
+    let slot = w.begin(0, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
+    w.cores[1].close(0);
+    w.settle(&[(0, slot)]);
+    let end = w.take(0, slot).0;
+    let Err(CollectiveError::Lost { who, kind, evidence, .. }) = end else { panic!("{end:?}") };
+    assert_eq!((who.rank, kind), (1, CauseKind::Left));
+    assert!(evidence.contains("closed"), "{evidence}");
+}
+
+#[test]
+fn a_slow_rank_is_no_failure() {
+    let mut w = world(3, 5, 0);
+    let r = request(Collective::AllReduce, 500);
+    let mut calls: Vec<(usize, u16)> =
+        (0..2).map(|rank| (rank, w.begin(rank, 0, &r, Some(&bytes(&r, 1)), None).unwrap())).collect();
+    for _ in 0..30 {
+        w.tick();
+        w.quiesce();
+    }
+    calls.push((2, w.begin(2, 0, &r, Some(&bytes(&r, 1)), None).unwrap()));
+    w.settle(&calls);
+    for (rank, slot) in calls {
+        assert_eq!(w.take(rank, slot).0, Ok(()));
+    }
+}

@@ -1,0 +1,5 @@
+//! The engine on loopback, all ranks played by one thread: every run replays from its seed.
+
+mod failing;
+mod results;
+mod world;

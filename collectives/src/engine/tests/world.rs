@@ -1,0 +1,156 @@
+//! Ranks of one group on one loopback hub, stepped in a random order that a seed fixes.
+
+use crate::engine::core::{CallRegions, Core};
+use crate::engine::error::CollectiveError;
+use crate::engine::group::{Group, GroupInfo, Member};
+use crate::engine::options::EngineOptions;
+use crate::engine::plan::Request;
+use crate::engine::run::Phase;
+use ringway_dataplane::memory::Region;
+use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer, Transport};
+use std::time::{Duration, Instant};
+
+/// Turns without movement, of all ranks together, after which the clock goes on.
+const IDLE_TURNS_PER_RANK: u32 = 40;
+/// Inquiries after which a call that is not over counts as hanging.
+const PATIENCE_TICKS: u32 = 60;
+
+/// A seeded generator (SplitMix64).
+pub(super) struct Rng(pub(super) u64);
+
+impl Rng {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % bound.max(1) as u64) as usize
+    }
+}
+
+pub(super) struct World {
+    pub(super) hub: Hub,
+    pub(super) cores: Vec<Core>,
+    pub(super) rng: Rng,
+    now: Instant,
+    label: String,
+}
+
+/// What a rank ended with: the outcome, and the bytes of its input and output.
+pub(super) type Outcome = (Result<(), CollectiveError>, Vec<u8>, Vec<u8>);
+
+pub(super) fn member(rank: u32) -> Member {
+    Member { peer: Peer(rank), host: format!("h{rank}"), pid: 100 + rank, incarnation: 1 }
+}
+
+pub(super) fn info(id: u32, ranks: &[u32], my_rank: u32) -> GroupInfo {
+    GroupInfo { id, my_rank, members: ranks.iter().map(|r| member(*r)).collect() }
+}
+
+impl World {
+    pub(super) fn new(ranks: u32, config: LoopbackConfig, options: &EngineOptions) -> World {
+        let hub = Hub::new(config);
+        let all: Vec<u32> = (0..ranks).collect();
+        let cores = hub.group(ranks).unwrap().into_iter().zip(0u32..).map(|(transport, rank)| {
+            let mut core = Core::new(Box::new(transport), options.clone());
+            core.add_group(Group::new(info(1, &all, rank)).unwrap());
+            core
+        });
+        let cores = cores.collect();
+        let label = format!("{ranks} ranks, {config:?}, {:?}", options.algorithm);
+        World { hub, cores, rng: Rng(config.seed), now: Instant::now(), label }
+    }
+
+    fn region(&mut self, rank: usize, bytes: Option<&[u8]>) -> Option<Region> {
+        let mut region = self.cores[rank].options.pool.region(bytes?.len()).unwrap();
+        region.bytes_mut(0..bytes?.len()).unwrap().copy_from_slice(bytes?);
+        Some(region)
+    }
+
+    /// Begins a call on a rank.
+    pub(super) fn begin(
+        &mut self,
+        rank: usize,
+        group: usize,
+        request: &Request,
+        input: Option<&[u8]>,
+        output: Option<&[u8]>,
+    ) -> Result<u16, CollectiveError> {
+        let regions = (self.region(rank, input), self.region(rank, output));
+        let begun = self.cores[rank].begin(group, "test", request, regions, true);
+        begun.map_err(|(error, _)| error)
+    }
+
+    /// Steps ranks at random until all the given calls are over.
+    pub(super) fn settle(&mut self, calls: &[(usize, u16)]) {
+        let over = |w: &World| {
+            calls.iter().all(|(rank, slot)| w.cores[*rank].runs[usize::from(*slot)].phase == Phase::Done)
+        };
+        let idle_turns = IDLE_TURNS_PER_RANK * self.cores.len() as u32;
+        let (mut idle, mut ticks) = (0, 0);
+        while !over(self) {
+            let rank = self.rng.below(self.cores.len());
+            idle = if self.cores[rank].turn() { 0 } else { idle + 1 };
+            if idle > idle_turns {
+                idle = 0;
+                ticks += 1;
+                assert!(ticks < PATIENCE_TICKS, "hangs: {} {:?}", self.label, self.stuck());
+                self.tick();
+            }
+        }
+    }
+
+    /// Lets all ranks go on until nothing moves.
+    pub(super) fn quiesce(&mut self) {
+        let mut idle = 0;
+        while idle < IDLE_TURNS_PER_RANK as usize * self.cores.len() {
+            let rank = self.rng.below(self.cores.len());
+            idle = if self.cores[rank].turn() { 0 } else { idle + 1 };
+        }
+    }
+
+    /// The clock of all ranks goes on by a tenth of a second.
+    pub(super) fn tick(&mut self) {
+        self.now += Duration::from_millis(100);
+        for core in &mut self.cores {
+            core.next_tick = self.now;
+            core.tick(self.now);
+        }
+    }
+
+    fn stuck(&self) -> Vec<String> {
+        let calls = |c: &Core| -> Vec<String> {
+            let open = c.runs.iter().filter(|r| !matches!(r.phase, Phase::Idle | Phase::Done));
+            open.map(|r| {
+                let waits: Vec<String> = r.in_flight().map(|(_, step)| step.to_string()).collect();
+                format!("{:?} {} posted {}: {waits:?}", r.phase, r.call, r.posted)
+            })
+            .collect()
+        };
+        self.cores.iter().map(|c| format!("{:?}", calls(c))).collect()
+    }
+
+    /// Takes the outcome of a call that is over.
+    pub(super) fn take(&mut self, rank: usize, slot: u16) -> Outcome {
+        let (result, (input, output)): (_, CallRegions) = self.cores[rank].take(slot);
+        let bytes = |region: Option<Region>| {
+            let Some(region) = region else { return Vec::new() };
+            assert_eq!(region.outstanding(), 0, "E3");
+            let bytes = region.bytes(0..region.len()).unwrap().to_vec();
+            self.cores[rank].options.pool.recycle(region);
+            bytes
+        };
+        let input = bytes(input);
+        (result, input, bytes(output))
+    }
+
+    /// Ends a rank as a crash would.
+    pub(super) fn kill(&mut self, rank: u32) {
+        self.hub.kill(Peer(rank));
+    }
+
+    /// A rank says goodbye.
+    pub(super) fn leave(&mut self, rank: usize) {
+        self.cores[rank].transport.leave(0);
+    }
+}

@@ -1,0 +1,58 @@
+//! Ranks as threads of this process, over loopback.
+
+use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member};
+use ringway_dataplane::transport::{Hub, Loopback, LoopbackConfig, Peer};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// Longer than any test here takes on a busy machine; a hang ends the process with the test's name.
+const HANG: Duration = Duration::from_secs(120);
+
+/// Ends the process if `f` hangs.
+pub(crate) fn within<R>(what: &str, f: impl FnOnce() -> R) -> R {
+    let (done, waits) = channel::<()>();
+    let name = what.to_owned();
+    let watch = std::thread::spawn(move || {
+        if waits.recv_timeout(HANG) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("{name} hangs");
+            std::process::exit(101);
+        }
+    });
+    let result = f();
+    drop(done);
+    watch.join().expect("the watch only waits");
+    result
+}
+
+pub(crate) fn members(n: u32) -> Vec<Member> {
+    (0..n).map(|r| Member { peer: Peer(r), host: "here".into(), pid: 1000 + r, incarnation: 1 }).collect()
+}
+
+pub(crate) fn communicator(transport: Loopback, rank: u32, n: u32, options: &EngineOptions) -> Communicator {
+    let group = GroupInfo { id: 1, my_rank: rank, members: members(n) };
+    Communicator::new(Box::new(transport), group, options.clone()).expect("a well-formed group")
+}
+
+/// Runs `f` on `n` ranks, each a thread; what they return, in rank order.
+pub(crate) fn ranks<R: Send>(
+    n: u32,
+    config: LoopbackConfig,
+    options: &EngineOptions,
+    f: impl Fn(Communicator) -> R + Sync,
+) -> Vec<R> {
+    let hub = Hub::new(config);
+    within(&format!("{n} ranks, {config:?}"), || {
+        std::thread::scope(|scope| {
+            let group = hub.group(n).expect("file descriptors for the group");
+            let threads: Vec<_> = group
+                .into_iter()
+                .zip(0..)
+                .map(|(transport, rank)| {
+                    let f = &f;
+                    scope.spawn(move || f(communicator(transport, rank, n, options)))
+                })
+                .collect();
+            threads.into_iter().map(|t| t.join().expect("no rank panics")).collect()
+        })
+    })
+}
