@@ -14,6 +14,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Notes that may wait in one direction before `note` answers `Full`.
 pub const MAX_QUEUED_NOTES: usize = 256;
+/// Groups whose late messages are ignored after [`Transport::retire`](crate::transport::Transport::retire); the one
+/// that was retired first is forgotten first.
+pub const MAX_RETIRED_GROUPS: usize = 1024;
 /// With reordering, a match is held for fewer polls of its receiver than this.
 const MAX_HOLD_POLLS: u64 = 6;
 
@@ -91,6 +94,8 @@ pub(super) struct Direction {
     spare_bytes: Vec<Vec<u8>>,
     held_tags: Vec<Tag>,
     retired: HashSet<u32>,
+    /// The same, in the order in which they were retired.
+    retired_order: VecDeque<u32>,
     /// What the receiver calls the sender, and the sender the receiver, once introduced.
     pub(super) sender_name: Option<Peer>,
     pub(super) receiver_name: Option<Peer>,
@@ -120,6 +125,7 @@ impl Direction {
             spare_bytes: Vec::new(),
             held_tags: Vec::new(),
             retired: HashSet::new(),
+            retired_order: VecDeque::new(),
             sender_name: None,
             receiver_name: None,
             sender_end: None,
@@ -457,7 +463,14 @@ impl Direction {
 
     /// The receiver will never want a message of this group again.
     pub(super) fn retire(&mut self, group: u32, out: &mut Out<'_>) {
-        self.retired.insert(group);
+        if self.retired.insert(group) {
+            self.retired_order.push_back(group);
+        }
+        if self.retired_order.len() > MAX_RETIRED_GROUPS
+            && let Some(oldest) = self.retired_order.pop_front()
+        {
+            self.retired.remove(&oldest);
+        }
         for tag in self.tags().into_iter().filter(|t| t.group == group) {
             let Some(lane) = self.lanes.remove(&tag) else { continue };
             for (_, sent) in lane.sent {

@@ -4,7 +4,7 @@
 //! own tests. Driven from one thread it is deterministic: the same seed and the same calls give the same events in the
 //! same order. Not a way to talk between processes.
 //!
-//! - [`Hub`] is the wire: members join it, and meet by address.
+//! - [`Hub`] (`hub`) is the wire: members join it, and meet by address.
 //! - [`Loopback`] is one member's transport. It may move between threads; one uses it at a time.
 //! - `channel`: one direction between two members, where matching happens (L1 to L3).
 //!
@@ -15,6 +15,7 @@
 //!   `asleep`; who goes to sleep sets `asleep` and then reads `attention`. So one of them sees the other (T10).
 
 mod channel;
+mod hub;
 
 use super::caps::Caps;
 use super::contract::{Address, ConnectError, RegionKey, RegisterError, Transport};
@@ -22,15 +23,16 @@ use super::op::{Cause, CauseKind, Event, Note, Op, OpId, Peer, PostError};
 use super::seed::Seeded;
 use super::wake::Waker;
 use crate::memory::{Region, RegionId};
-use channel::{Direction, End, Limits, Out};
+use channel::{Direction, End, Out};
+use hub::{Member, Pair, lock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-pub use channel::MAX_QUEUED_NOTES;
+pub use channel::{MAX_QUEUED_NOTES, MAX_RETIRED_GROUPS};
+pub use hub::Hub;
 
 /// Highest peer number that a member takes.
 pub const MAX_PEER: u32 = 65_535;
@@ -59,225 +61,6 @@ impl Default for LoopbackConfig {
     }
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one of these locks, short of an allocation failure, which aborts.
-    m.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What others know of a member.
-#[derive(Debug)]
-struct Member {
-    index: u32,
-    name: Peer,
-    waker: Waker,
-    inbox: Mutex<Vec<Event>>,
-    attention: AtomicBool,
-    asleep: AtomicBool,
-    gone: AtomicBool,
-}
-
-impl Member {
-    /// There is something to poll (L5).
-    fn rouse(&self) {
-        self.attention.store(true, Ordering::SeqCst);
-        if self.asleep.swap(false, Ordering::SeqCst) {
-            self.waker.wake();
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Channel {
-    state: Mutex<Direction>,
-    /// The receiver has something to look at here.
-    dirty: AtomicBool,
-}
-
-/// Two members, lower index first, and the two directions between them.
-#[derive(Debug)]
-struct Pair {
-    members: [Arc<Member>; 2],
-    /// `up`: from the lower index to the higher.
-    up: Channel,
-    down: Channel,
-}
-
-impl Pair {
-    /// The directions as seen by `me`: towards the other member, and from it.
-    fn seen_by(&self, me: &Member) -> (&Channel, &Channel) {
-        if me.index == self.members[0].index { (&self.up, &self.down) } else { (&self.down, &self.up) }
-    }
-
-    fn other(&self, me: &Member) -> &Arc<Member> {
-        &self.members[usize::from(me.index == self.members[0].index)]
-    }
-
-    /// Ends both directions. Each cause is in the words for that member. Whether this call was the one that did.
-    fn sever(&self, at_low: &Cause, at_high: &Cause) -> bool {
-        let (mut low, mut high) = (Vec::new(), Vec::new());
-        {
-            // Always in this order, so two that sever at once do not lock each other out.
-            let mut up = lock(&self.up.state);
-            let mut down = lock(&self.down.state);
-            if up.sender_end.is_some() || down.sender_end.is_some() {
-                return false;
-            }
-            up.end(at_low, at_high, &mut Out { sender: &mut low, receiver: &mut high });
-            down.end(at_high, at_low, &mut Out { sender: &mut high, receiver: &mut low });
-            // Handed over under the locks (L4).
-            low.extend(up.receiver_name.map(|peer| Event::Lost { peer, cause: at_low.clone() }));
-            high.extend(down.receiver_name.map(|peer| Event::Lost { peer, cause: at_high.clone() }));
-            lock(&self.members[0].inbox).append(&mut low);
-            lock(&self.members[1].inbox).append(&mut high);
-        }
-        self.members.iter().for_each(|m| m.rouse());
-        true
-    }
-
-    /// The causes in the order that `sever` takes them.
-    fn sever_at(&self, me: &Member, mine: Cause, theirs: Cause) -> bool {
-        if me.index == self.members[0].index {
-            self.sever(&mine, &theirs)
-        } else {
-            self.sever(&theirs, &mine)
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    members: Vec<Arc<Member>>,
-    pairs: HashMap<(u32, u32), Arc<Pair>>,
-}
-
-#[derive(Debug)]
-struct HubState {
-    id: u64,
-    config: LoopbackConfig,
-    table: Mutex<Table>,
-}
-
-/// The in-process wire. Cheap to clone; clones are the same hub.
-#[derive(Clone, Debug)]
-pub struct Hub {
-    state: Arc<HubState>,
-}
-
-impl Hub {
-    /// A hub without members.
-    pub fn new(config: LoopbackConfig) -> Hub {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let config = LoopbackConfig { depth: config.depth.max(1), ..config };
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Hub { state: Arc::new(HubState { id, config, table: Mutex::default() }) }
-    }
-
-    /// A new member. `name` is what [`Hub::kill`] and messages call it; a name that joins again is a new member under a
-    /// new address, as a restarted process is.
-    ///
-    /// # Errors
-    /// When the process is out of file descriptors.
-    pub fn join(&self, name: Peer) -> std::io::Result<Loopback> {
-        let waker = Waker::new()?;
-        let mut table = lock(&self.state.table);
-        let index = table.members.len() as u32;
-        let me = Arc::new(Member {
-            index,
-            name,
-            waker,
-            inbox: Mutex::default(),
-            attention: AtomicBool::new(false),
-            asleep: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
-        });
-        table.members.push(Arc::clone(&me));
-        let random = Seeded::of(self.state.config.seed, u64::from(index), u64::MAX);
-        Ok(Loopback {
-            hub: self.clone(),
-            me,
-            links: Vec::new(),
-            done: Vec::new(),
-            theirs: Vec::new(),
-            held: false,
-            left: false,
-            random,
-        })
-    }
-
-    /// Members named 0 to `n` - 1, each introduced to all the others.
-    ///
-    /// # Errors
-    /// When the process is out of file descriptors.
-    ///
-    /// # Panics
-    /// When `n` is over [`MAX_PEER`].
-    pub fn group(&self, n: u32) -> std::io::Result<Vec<Loopback>> {
-        let mut members = (0..n).map(|i| self.join(Peer(i))).collect::<Result<Vec<_>, _>>()?;
-        let addresses: Vec<Address> = members.iter().map(Transport::address).collect();
-        for (i, member) in members.iter_mut().enumerate() {
-            for (j, address) in addresses.iter().enumerate().filter(|(j, _)| *j != i) {
-                let connected = member.connect(Peer(j as u32), address);
-                assert!(connected.is_ok(), "{connected:?}");
-            }
-        }
-        Ok(members)
-    }
-
-    /// Ends every member of this name as a crash would: the others see it lost, and so does it them.
-    pub fn kill(&self, name: Peer) {
-        let members: Vec<Arc<Member>> =
-            lock(&self.state.table).members.iter().filter(|m| m.name == name).cloned().collect();
-        for m in members {
-            self.drop_out(&m, &format!("peer {} was killed", name.0));
-        }
-    }
-
-    /// Severs a member from all others.
-    fn drop_out(&self, me: &Member, evidence: &str) {
-        me.gone.store(true, Ordering::SeqCst);
-        for pair in self.forget_pairs(me) {
-            let mine = Cause::new(CauseKind::Reset, evidence);
-            pair.sever_at(me, mine, Cause::new(CauseKind::Closed, evidence));
-        }
-    }
-
-    /// Takes a member's pairs out of the table, in the order of their other ends.
-    fn forget_pairs(&self, me: &Member) -> Vec<Arc<Pair>> {
-        let mut pairs: Vec<Arc<Pair>> = Vec::new();
-        lock(&self.state.table).pairs.retain(|ends, pair| {
-            let keep = ends.0 != me.index && ends.1 != me.index;
-            if !keep {
-                pairs.push(Arc::clone(pair));
-            }
-            keep
-        });
-        pairs.sort_by_key(|p| p.other(me).index);
-        pairs
-    }
-
-    fn pair(&self, a: &Arc<Member>, b: &Arc<Member>) -> Arc<Pair> {
-        let (low, high) = if a.index < b.index { (a, b) } else { (b, a) };
-        let config = self.state.config;
-        let limits =
-            Limits { eager_bytes: config.eager_bytes, depth: config.depth as usize, reorder: config.reorder };
-        let channel = |from: &Member, to: &Member| Channel {
-            state: Mutex::new(Direction::new(
-                limits,
-                Seeded::of(config.seed, u64::from(from.index), u64::from(to.index)),
-            )),
-            dirty: AtomicBool::new(false),
-        };
-        let make = || {
-            Arc::new(Pair {
-                members: [Arc::clone(low), Arc::clone(high)],
-                up: channel(low, high),
-                down: channel(high, low),
-            })
-        };
-        Arc::clone(lock(&self.state.table).pairs.entry((low.index, high.index)).or_insert_with(make))
-    }
-}
-
 /// One member's transport. Dropping it without [`Transport::leave`] looks to the others as a crash.
 #[derive(Debug)]
 pub struct Loopback {
@@ -295,6 +78,19 @@ pub struct Loopback {
 }
 
 impl Loopback {
+    fn of(hub: Hub, me: Arc<Member>, random: Seeded) -> Loopback {
+        Loopback {
+            hub,
+            me,
+            links: Vec::new(),
+            done: Vec::new(),
+            theirs: Vec::new(),
+            held: false,
+            left: false,
+            random,
+        }
+    }
+
     /// Moves what has matched on `pair`, whose other member is called `peer`.
     fn deliver(&mut self, peer: Peer, pair: &Pair, flush: bool) {
         let (to, from) = pair.seen_by(&self.me);
@@ -302,10 +98,7 @@ impl Loopback {
         let after = {
             let mut from = lock(&from.state);
             let after = from.deliver(flush, &mut Out { sender: &mut self.theirs, receiver: &mut self.done });
-            if !self.theirs.is_empty() {
-                lock(&other.inbox).append(&mut self.theirs);
-                other.rouse();
-            }
+            other.hand_over(&mut self.theirs);
             after
         };
         if after.held {
@@ -339,10 +132,7 @@ impl Loopback {
                 End::Receiver => Out { sender: theirs, receiver: mine },
             };
             f(&mut direction, end, &mut out);
-            if !self.theirs.is_empty() {
-                lock(&other.inbox).append(&mut self.theirs);
-                other.rouse();
-            }
+            other.hand_over(&mut self.theirs);
         }
     }
 
@@ -369,11 +159,10 @@ impl Loopback {
         let bad = |why: &str| ConnectError::BadAddress { peer, why: why.to_owned() };
         let (hub, index) = to.0.split_first_chunk::<8>().ok_or_else(|| bad("it has under 12 bytes"))?;
         let index: [u8; 4] = index.try_into().map_err(|_| bad("it does not have 12 bytes"))?;
-        if u64::from_le_bytes(*hub) != self.hub.state.id {
+        if u64::from_le_bytes(*hub) != self.hub.id() {
             return Err(ConnectError::NoRoute { peer, why: "it is of another in-process hub".to_owned() });
         }
-        let members = lock(&self.hub.state.table);
-        let member = members.members.get(u32::from_le_bytes(index) as usize);
+        let member = self.hub.member(u32::from_le_bytes(index));
         let member = member.ok_or_else(|| bad("the hub has no such member"))?;
         if member.index == self.me.index {
             return Err(bad("it is this member's own"));
@@ -381,13 +170,13 @@ impl Loopback {
         if peer.0 > MAX_PEER {
             return Err(bad("the peer's number is over 65535"));
         }
-        Ok(Arc::clone(member))
+        Ok(member)
     }
 }
 
 impl Transport for Loopback {
     fn caps(&self) -> Caps {
-        let config = &self.hub.state.config;
+        let config = self.hub.config();
         Caps {
             name: "loopback",
             max_message_bytes: MAX_MESSAGE_BYTES,
@@ -400,7 +189,7 @@ impl Transport for Loopback {
     }
 
     fn address(&self) -> Address {
-        let mut bytes = self.hub.state.id.to_le_bytes().to_vec();
+        let mut bytes = self.hub.id().to_le_bytes().to_vec();
         bytes.extend_from_slice(&self.me.index.to_le_bytes());
         Address(bytes)
     }
@@ -471,10 +260,7 @@ impl Transport for Loopback {
                 let ready = direction
                     .send((id, tag, stamp), bytes, &mut out)
                     .map_err(|(e, bytes)| (e, Op::Send { to: peer, tag, stamp, bytes }))?;
-                if !self.theirs.is_empty() {
-                    lock(&other.inbox).append(&mut self.theirs);
-                    other.rouse();
-                }
+                other.hand_over(&mut self.theirs);
                 drop(direction);
                 if ready {
                     to.dirty.store(true, Ordering::Release);
@@ -487,10 +273,7 @@ impl Transport for Loopback {
                 let ready = direction
                     .recv((id, tag, stamp), into, &mut out)
                     .map_err(|(e, into)| (e, Op::Recv { from: peer, tag, stamp, into }))?;
-                if !self.theirs.is_empty() {
-                    lock(&other.inbox).append(&mut self.theirs);
-                    other.rouse();
-                }
+                other.hand_over(&mut self.theirs);
                 drop(direction);
                 if ready {
                     from.dirty.store(true, Ordering::Release);
@@ -527,7 +310,7 @@ impl Transport for Loopback {
         if self.me.attention.swap(false, Ordering::SeqCst) || held {
             out.append(&mut lock(&self.me.inbox));
             let n = self.links.len();
-            let reorder = self.hub.state.config.reorder;
+            let reorder = self.hub.config().reorder;
             let first = if reorder { self.random.below(n as u64) as usize } else { 0 };
             for i in (first..n).chain(0..first) {
                 let Some(pair) = &self.links[i] else { continue };
@@ -609,10 +392,10 @@ impl Transport for Loopback {
 
     fn why(&self, peer: Peer) -> Option<String> {
         let pair = self.link(peer)?;
-        let config = &self.hub.state.config;
+        let config = self.hub.config();
         Some(format!(
             "in-process hub {}, member {} (peer {}), {} B eager, {} deep",
-            self.hub.state.id,
+            self.hub.id(),
             pair.other(&self.me).index,
             pair.other(&self.me).name.0,
             config.eager_bytes,
