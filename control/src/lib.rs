@@ -2,10 +2,12 @@
 //!
 //! - [`core`] holds the state of the control plane as pure machines.
 //! - [`rpc`] feeds them from real clocks and sockets, and speaks gRPC.
+//! - [`runtime`] is where it meets the data plane.
 //! - [`launch`] finds out which rank this process is; [`settings`] reads what the user set.
 #![forbid(unsafe_code)]
 
 pub mod core;
 pub mod launch;
 pub mod rpc;
+pub mod runtime;
 pub mod settings;

@@ -1,5 +1,6 @@
 //! The command line: one file or folder per subcommand, each with an `Args` and a `run`.
 
+mod bench;
 mod completions;
 mod coordinator;
 mod run;
@@ -21,6 +22,7 @@ const EXIT_OWN_FAILURE: u8 = 125;
 #[command(name = "ringway", version, about, max_term_width = 110)]
 #[command(after_help = "Examples:
   ringway run -n 4 -- ./train               four ranks on this host, one command
+  ringway bench all-reduce -n 4             a verified table of sizes
   ringway run -n 2 --tag -- python x.py     every line of output marked by its rank
   ringway serve --cluster c.json --job worker --task 0
 
@@ -49,6 +51,7 @@ enum Command {
 #[derive(Subcommand)]
 enum Visible {
     Run(run::Args),
+    Bench(bench::Args),
     Serve(serve::Args),
     Completions(completions::Args),
 }
@@ -57,6 +60,7 @@ enum Visible {
 pub(crate) fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Visible(Visible::Run(args)) => done("run", run::run(&args)),
+        Command::Visible(Visible::Bench(args)) => done("bench", bench::run(&args)),
         Command::Visible(Visible::Serve(args)) => done("serve", serve::run(&args)),
         Command::Visible(Visible::Completions(args)) => done("completions", completions::run(&args)),
         Command::Stage(stage) => stage.run(),

@@ -6,5 +6,4 @@
 pub mod agent;
 pub mod coordination;
 pub mod machine;
-pub mod simulate;
 pub mod time;

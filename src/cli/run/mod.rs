@@ -27,6 +27,8 @@ use ranks::{Job, Plan, Ranks};
 use ringway_control::settings::{Settings, SettingsError};
 pub(crate) use stage::Stage;
 
+/// Default of `--grace-ms`.
+const DEFAULT_GRACE_MS: u64 = 2000;
 /// The most ranks that one host is asked to run.
 const MAX_LOCAL_RANKS: i64 = 1024;
 
@@ -65,11 +67,18 @@ pub(crate) struct Args {
     tag: bool,
     /// How long the other ranks may go on after one has failed, to print their own errors; as long again between
     /// SIGTERM and SIGKILL
-    #[arg(long, value_name = "MS", default_value_t = 2000, value_parser = value_parser!(u64).range(0..=600_000))]
+    #[arg(long, value_name = "MS", default_value_t = DEFAULT_GRACE_MS, value_parser = value_parser!(u64).range(0..=600_000))]
     grace_ms: u64,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+}
+
+impl Args {
+    /// Ranks of this host that run `program`, with the usual grace and plain output.
+    pub(crate) fn of(ranks: u32, program: Vec<OsString>) -> Args {
+        Args { ranks, tag: false, grace_ms: DEFAULT_GRACE_MS, program }
+    }
 }
 
 /// Why the launcher itself failed.

@@ -1,0 +1,17 @@
+//! Where the control plane and the data plane meet: nowhere else does code see both.
+//!
+//! - [`world`]: from a launch and settings to a communicator over all ranks of the job.
+//! - [`coordinator`]: the coordination service as a job's own process runs it.
+//! - [`transports`]: the data plane's transports, as the settings want them.
+//! - [`abort`]: losses, from the data plane to the control plane and back.
+#![forbid(unsafe_code)]
+
+pub mod abort;
+pub mod coordinator;
+mod random;
+pub mod transports;
+pub mod world;
+
+pub use coordinator::start_coordinator;
+pub use random::incarnation;
+pub use world::{JoinError, World, join};

@@ -1,0 +1,253 @@
+//! From a launch and settings to a communicator over all ranks of the job.
+//!
+//! One round trip per rank: the agent registers, and the group's table (ranks, hosts, addresses) comes back when all
+//! are there. Connections are made later, by the data plane, when they are needed.
+
+use super::abort::Bridge;
+use super::coordinator::start_coordinator;
+use super::random::{incarnation, token};
+use super::transports::{Identity, TransportsError, open};
+use crate::launch::{Launch, RANK_JOB};
+use crate::rpc::client::{
+    self, Agent, AgentConfig, AgentError, GroupMember, GroupRequest, GroupTable, Process,
+};
+use crate::rpc::serve::{ServeError, Server};
+use crate::settings::{NameList, Settings};
+use ringway_collectives::engine::{self, CollectiveError, Communicator, EngineOptions, GroupInfo, Member};
+use ringway_collectives::schedule::Algorithm;
+use ringway_dataplane::fabric::SpinPolicy;
+use ringway_dataplane::memory::{HugePages, Pool, pool};
+use ringway_dataplane::transport::{Address, ConnectError, Peer};
+use ringway_topology::TaskId;
+use ringway_topology::host::{DiscoverError, host_id};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Group id of the communicator over all ranks.
+pub const WORLD_GROUP: u32 = 1;
+/// How long the process that hosts the coordination service stays for others that are still there when it is done.
+pub const HOST_LINGER: Duration = Duration::from_secs(10);
+
+/// Why a process could not join its job.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// This rank runs the coordination service and could not start it.
+    #[error("rank {rank} hosts the coordination service and could not start it: {source}. {advice}")]
+    Serve {
+        /// This rank.
+        rank: u32,
+        /// What happened.
+        source: ServeError,
+        /// What to do, by where the port comes from.
+        advice: String,
+    },
+    /// The coordinator's host has no address.
+    #[error(
+        "rank {rank}: the coordinator's host {host:?} has no address ({why}): correct RINGWAY_COORDINATOR"
+    )]
+    Resolve {
+        /// This rank.
+        rank: u32,
+        /// The name given.
+        host: String,
+        /// The resolver's words.
+        why: String,
+    },
+    /// The coordination service was not reached, or did not take this rank.
+    #[error("rank {rank} did not reach its coordination service: {source}")]
+    Agent {
+        /// This rank.
+        rank: u32,
+        /// What happened.
+        source: AgentError,
+    },
+    /// Not all ranks came.
+    #[error("rank {rank}: the job did not come together: {source}")]
+    Group {
+        /// This rank.
+        rank: u32,
+        /// Who is missing, or what the ranks disagree on.
+        source: client::JoinError,
+    },
+    /// No transport could be opened.
+    #[error("rank {rank}: no way to move data: {source}")]
+    Transports {
+        /// This rank.
+        rank: u32,
+        /// What happened.
+        source: TransportsError,
+    },
+    /// A peer's addresses are of no use.
+    #[error("rank {rank} has no way to rank {peer} on host {host}: {source}")]
+    Connect {
+        /// This rank.
+        rank: u32,
+        /// The other.
+        peer: u32,
+        /// Its host.
+        host: String,
+        /// What is wrong.
+        source: ConnectError,
+    },
+    /// The algorithm that the settings ask for does not exist.
+    #[error("RINGWAY_ALGO: {0}")]
+    Algorithm(String),
+    /// This host has no usable name.
+    #[error("rank {rank}: {source}")]
+    Host {
+        /// This rank.
+        rank: u32,
+        /// What is wrong.
+        source: DiscoverError,
+    },
+    /// The communicator could not be made.
+    #[error(transparent)]
+    Engine(#[from] CollectiveError),
+}
+
+/// A process's membership in its job. Drop the communicator first, then leave.
+#[derive(Debug)]
+pub struct World {
+    agent: Option<Arc<Agent>>,
+    server: Option<Server>,
+    members: Vec<GroupMember>,
+}
+
+impl World {
+    /// All ranks' processes, by rank.
+    #[must_use]
+    pub fn members(&self) -> &[GroupMember] {
+        &self.members
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // A report of a loss may still hold the agent for a moment; dropping it then counts as a loss of this rank,
+        // in a job that has ended by one anyway.
+        if let Some(Err(error)) = self.agent.take().and_then(Arc::into_inner).map(Agent::leave) {
+            tracing::debug!(%error, "leaving");
+        }
+        if let Some(server) = self.server.take()
+            && !server.wait_until_empty(HOST_LINGER)
+        {
+            tracing::warn!(
+                "others are still connected to the coordination service, which ends now with this process"
+            );
+        }
+    }
+}
+
+/// Joins the job: returns the communicator over all of its ranks, and the membership to keep while it is used.
+///
+/// # Errors
+/// [`JoinError`], on every rank that is alive, within the join timeout: it names who is missing.
+pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World), JoinError> {
+    let rank = launch.rank.0;
+    let algorithm = algorithm(&settings.algo)?;
+    let secret = settings.job_secret.as_ref().map_or("", |s| s.reveal());
+    let life = incarnation();
+    let me = Identity { rank, token: token(&launch.job_id, secret), life };
+    let all_local = launch.local_size == Some(launch.world_size);
+    let mut transport =
+        open(me, all_local, settings).map_err(|source| JoinError::Transports { rank, source })?;
+    let (server, address) = coordinator(launch, settings)?;
+    let process = Process {
+        task: TaskId::new(RANK_JOB, rank).map_err(|e| JoinError::Host { rank, source: e.into() })?,
+        incarnation: life,
+        host: host_id().map_err(|source| JoinError::Host { rank, source })?,
+        pid: std::process::id(),
+    };
+    let mut config = AgentConfig::new(address, process, settings.heartbeat_timeout);
+    config.times.register_timeout = settings.join_timeout;
+    let agent = Agent::start(config).map_err(|source| JoinError::Agent { rank, source })?;
+    let table = agent
+        .join_group(GroupRequest {
+            // The job's own name: a rank that has reached another job's service never joins its ranks.
+            group: launch.job_id.clone(),
+            rank: Some(rank),
+            size: launch.world_size,
+            addresses: transport.address().0,
+            timeout: settings.join_timeout,
+            hosts_coordinator: launch.coordinator.i_host,
+        })
+        .map_err(|source| JoinError::Group { rank, source })?;
+    for member in table.members.iter().filter(|m| m.rank != rank) {
+        transport.connect(Peer(member.rank), &Address(member.addresses.clone())).map_err(|source| {
+            JoinError::Connect { rank, peer: member.rank, host: member.process.host.to_string(), source }
+        })?;
+    }
+    let bridge = Arc::new(Bridge::default());
+    let mut options = options(settings, algorithm);
+    options.on_failure = Some(bridge.on_failure());
+    let comm = Communicator::new(transport, group(&table, rank), options)?;
+    let agent = Arc::new(agent);
+    bridge.connect(&agent, table.members.clone(), rank, comm.reporter());
+    Ok((comm, World { agent: Some(agent), server, members: table.members }))
+}
+
+/// The service's address, and the service itself where this rank hosts it.
+fn coordinator(launch: &Launch, settings: &Settings) -> Result<(Option<Server>, String), JoinError> {
+    let place = &launch.coordinator;
+    let rank = launch.rank.0;
+    if !place.i_host {
+        return Ok((None, place.address.to_string()));
+    }
+    let unresolved = |why: String| JoinError::Resolve { rank, host: place.address.host.clone(), why };
+    let bind: SocketAddr = (place.address.host.as_str(), place.address.port)
+        .to_socket_addrs()
+        .map_err(|e| unresolved(e.to_string()))?
+        .next()
+        .ok_or_else(|| unresolved("the resolver knows none".to_owned()))?;
+    let server = start_coordinator(bind, launch.world_size, settings).map_err(|source| JoinError::Serve {
+        rank,
+        source,
+        advice: place.when_taken(),
+    })?;
+    let address = server.local_addr().to_string();
+    Ok((Some(server), address))
+}
+
+fn group(table: &GroupTable, my_rank: u32) -> GroupInfo {
+    let member = |m: &GroupMember| Member {
+        peer: Peer(m.rank),
+        host: m.process.host.name().to_owned(),
+        pid: m.process.pid,
+        incarnation: m.process.incarnation.0,
+    };
+    GroupInfo { id: WORLD_GROUP, my_rank, members: table.members.iter().map(member).collect() }
+}
+
+/// The one algorithm that the settings force, if they do.
+fn algorithm(wanted: &NameList) -> Result<Option<Algorithm>, JoinError> {
+    match wanted {
+        NameList::Auto => Ok(None),
+        NameList::Only(names) => match names.as_slice() {
+            [one] => one.parse().map(Some).map_err(|e| JoinError::Algorithm(format!("{e}"))),
+            several => Err(JoinError::Algorithm(format!(
+                "{} names {} algorithms: name one, or leave it unset to have the best chosen per call",
+                several.join(","),
+                several.len()
+            ))),
+        },
+        NameList::Except(names) => Err(JoinError::Algorithm(format!(
+            "^{} excludes algorithms: name the one to use, or leave it unset to have the best chosen per call",
+            names.join(",")
+        ))),
+    }
+}
+
+fn options(settings: &Settings, algorithm: Option<Algorithm>) -> EngineOptions {
+    let huge = if settings.huge_pages { HugePages::Auto } else { HugePages::Off };
+    let micros = |d: Duration| SpinPolicy::Micros(u32::try_from(d.as_micros()).unwrap_or(u32::MAX));
+    EngineOptions {
+        slice_bytes: settings.slice_bytes.and_then(|b| usize::try_from(b).ok()),
+        slices_in_flight: settings.slices_in_flight.unwrap_or(engine::DEFAULT_SLICES_IN_FLIGHT),
+        algorithm,
+        check: settings.check,
+        spin: settings.spin.map_or(SpinPolicy::Auto, micros),
+        pool: Pool::new(pool::DEFAULT_KEEP_BYTES, huge),
+        ..EngineOptions::default()
+    }
+}

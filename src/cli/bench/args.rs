@@ -1,0 +1,170 @@
+//! The flags of `ringway bench`: those of nccl-tests where they mean the same.
+
+use super::sizes::{self, Growth};
+use super::table::Format;
+use clap::{Args, ValueEnum};
+use ringway_collectives::reduce::ReduceOp;
+use ringway_dataplane::memory::DType;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Bench {
+    /// Every rank ends with the reduction of all vectors
+    #[value(alias = "all_reduce", alias = "allreduce")]
+    AllReduce,
+    /// Rank r ends with the r-th block of the reduction
+    #[value(alias = "reduce_scatter")]
+    ReduceScatter,
+    /// Every rank ends with the blocks of all
+    #[value(alias = "all_gather", alias = "allgather")]
+    AllGather,
+    /// Every rank ends with the root's vector
+    Broadcast,
+    /// The root ends with the reduction of all vectors
+    Reduce,
+    /// The root ends with the blocks of all
+    Gather,
+    /// Every rank ends with its block of the root's vector
+    Scatter,
+    /// Rank r ends with the r-th block of every rank
+    #[value(alias = "all_to_all", alias = "alltoall")]
+    AllToAll,
+    /// Every rank sends to the next and receives from the one before
+    #[value(alias = "send_recv", alias = "sendrecv")]
+    SendRecv,
+}
+
+impl Bench {
+    /// Name in CSV and JSON.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Bench::AllReduce => "all_reduce",
+            Bench::ReduceScatter => "reduce_scatter",
+            Bench::AllGather => "all_gather",
+            Bench::Broadcast => "broadcast",
+            Bench::Reduce => "reduce",
+            Bench::Gather => "gather",
+            Bench::Scatter => "scatter",
+            Bench::AllToAll => "all_to_all",
+            Bench::SendRecv => "sendrecv",
+        }
+    }
+
+    /// Whether a rank's vector is made of one block per rank.
+    pub(super) fn is_blocked(self) -> bool {
+        use Bench::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
+        matches!(self, ReduceScatter | AllGather | Gather | Scatter | AllToAll)
+    }
+
+    /// Whether it combines values.
+    pub(super) fn reduces(self) -> bool {
+        matches!(self, Bench::AllReduce | Bench::ReduceScatter | Bench::Reduce)
+    }
+
+    /// Whether one rank is special.
+    pub(super) fn is_rooted(self) -> bool {
+        matches!(self, Bench::Broadcast | Bench::Reduce | Bench::Gather | Bench::Scatter)
+    }
+
+    /// busbw / algbw, as nccl-tests defines it (its doc/PERFORMANCE.md).
+    pub(super) fn bus_factor(self, ranks: u32) -> f64 {
+        let n = f64::from(ranks);
+        match self {
+            Bench::AllReduce => 2.0 * (n - 1.0) / n,
+            Bench::ReduceScatter | Bench::AllGather | Bench::Gather | Bench::Scatter | Bench::AllToAll => {
+                (n - 1.0) / n
+            }
+            Bench::Broadcast | Bench::Reduce | Bench::SendRecv => 1.0,
+        }
+    }
+}
+
+/// Flags of `ringway bench`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchArgs {
+    /// What to measure
+    #[arg(value_enum)]
+    pub(super) collective: Bench,
+    /// Ranks to start on this host; under a launcher (ringway run, mpirun, srun, torchrun) it joins that one's instead
+    #[arg(short = 'n', long, value_name = "RANKS")]
+    pub(super) ranks: Option<u32>,
+    /// Smallest size of the sweep (bytes; K, M, G)
+    #[arg(short = 'b', long, value_parser = sizes::parse, default_value = "8")]
+    pub(super) minbytes: u64,
+    /// Largest size of the sweep
+    #[arg(short = 'e', long, value_parser = sizes::parse, default_value = "64M")]
+    pub(super) maxbytes: u64,
+    /// Each size is the one before times this
+    #[arg(short = 'f', long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    pub(super) stepfactor: u64,
+    /// Each size is the one before plus this many bytes, instead of -f
+    #[arg(short = 'i', long, value_parser = sizes::parse)]
+    pub(super) stepbytes: Option<u64>,
+    /// These sizes, instead of a sweep (comma-separated)
+    #[arg(long, value_delimiter = ',', value_parser = sizes::parse, conflicts_with_all = ["stepbytes"])]
+    pub(super) sizes: Vec<u64>,
+    /// Timed iterations per size; otherwise as many as fit --budget-ms, from 10 to 2000
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) iters: Option<u64>,
+    /// Time per size that the number of iterations is chosen by
+    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) budget_ms: u64,
+    /// Warm-up iterations per size
+    #[arg(short = 'w', long, default_value_t = 5)]
+    pub(super) warmup_iters: u64,
+    /// Check every element before and after the timed iterations: 1 yes, 0 no
+    #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub(super) check: u8,
+    /// Element type: f16, bf16, f32, f64, i8 .. i64, u8 .. u64, bool
+    #[arg(short = 'd', long, default_value = "f32")]
+    pub(super) datatype: DType,
+    /// Reduction: sum, prod, min, max, avg, and, or, xor
+    #[arg(short = 'o', long, default_value = "sum")]
+    pub(super) op: ReduceOp,
+    /// Root of broadcast, reduce, gather and scatter
+    #[arg(short = 'r', long, default_value_t = 0)]
+    pub(super) root: u32,
+    /// Use the started (asynchronous) form where there is one
+    #[arg(long)]
+    pub(super) started: bool,
+    /// Print JSON
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+    /// Print comma-separated values
+    #[arg(long)]
+    csv: bool,
+}
+
+impl BenchArgs {
+    /// Refuses flags that do not fit each other, before any rank is started.
+    pub(super) fn check_flags(&self) -> Result<(), String> {
+        if self.minbytes > self.maxbytes && self.sizes.is_empty() {
+            return Err(format!("-b {} is above -e {}", self.minbytes, self.maxbytes));
+        }
+        if self.collective.reduces() && !self.op.supports(self.datatype) {
+            return Err(format!("-o {} is not defined on -d {}", self.op, self.datatype));
+        }
+        if self.started && self.collective != Bench::AllReduce {
+            return Err("--started measures all-reduce only".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The sizes to measure, in order.
+    pub(super) fn size_list(&self) -> Vec<u64> {
+        if !self.sizes.is_empty() {
+            return self.sizes.clone();
+        }
+        let growth = self.stepbytes.map_or(Growth::Factor(self.stepfactor), Growth::Step);
+        sizes::sweep(self.minbytes, self.maxbytes, growth)
+    }
+
+    /// How rows are printed.
+    pub(super) fn format(&self) -> Format {
+        match (self.json, self.csv) {
+            (true, _) => Format::Json,
+            (_, true) => Format::Csv,
+            _ => Format::Table,
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The sweep: for each size a check, a warm-up, timed iterations, and a check again.
+//!
+//! An iteration's time begins behind a barrier and is the largest over the ranks: what a step of a program waits for.
+
+use super::args::BenchArgs;
+use super::case::{Call, Case};
+use super::table::{Printer, RankLine, Row, percentile};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ringway::{CollectiveError, Communicator, DType, Element, ReduceOp};
+use std::io::{IsTerminal, Stdout, Write, stdout};
+use std::time::{Duration, Instant};
+
+/// Timed iterations when they are chosen by time: fewest and most.
+const ITERATIONS: (u64, u64) = (10, 2000);
+/// A size whose iterations take longer gets a progress bar on a terminal.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of one rank's description.
+const WHO_BYTES: usize = 256;
+
+/// Why a benchmark ended early.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BenchError {
+    /// A collective failed.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// The table could not be printed.
+    #[error("printing the table: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// Runs the whole sweep. Returns how many elements were wrong on any rank.
+pub(super) fn sweep(comm: &Communicator, args: &BenchArgs) -> Result<u64, BenchError> {
+    let mut printer = head(comm, args)?;
+    let mut wrong = 0;
+    for bytes in args.size_list() {
+        let row = match args.datatype {
+            DType::F16 => one::<half::f16>(comm, args, bytes),
+            DType::Bf16 => one::<half::bf16>(comm, args, bytes),
+            DType::F32 => one::<f32>(comm, args, bytes),
+            DType::F64 => one::<f64>(comm, args, bytes),
+            DType::I8 => one::<i8>(comm, args, bytes),
+            DType::I16 => one::<i16>(comm, args, bytes),
+            DType::I32 => one::<i32>(comm, args, bytes),
+            DType::I64 => one::<i64>(comm, args, bytes),
+            DType::U8 => one::<u8>(comm, args, bytes),
+            DType::U16 => one::<u16>(comm, args, bytes),
+            DType::U32 => one::<u32>(comm, args, bytes),
+            DType::U64 => one::<u64>(comm, args, bytes),
+            DType::Bool => one::<ringway::Bool>(comm, args, bytes),
+        }?;
+        wrong += row.wrong.unwrap_or(0);
+        if let Some(p) = &mut printer {
+            p.row(row)?;
+        }
+    }
+    if let Some(p) = printer {
+        p.finish()?;
+    }
+    Ok(wrong)
+}
+
+/// Gathers who takes part, and prints the head on rank 0.
+fn head(comm: &Communicator, args: &BenchArgs) -> Result<Option<Printer<Stdout>>, BenchError> {
+    // A first barrier makes the connections whose descriptions are gathered.
+    comm.barrier()?;
+    let mut mine = [0u8; WHO_BYTES];
+    let why = describe(comm);
+    let kept = why.len().min(WHO_BYTES);
+    mine[..kept].copy_from_slice(&why.as_bytes()[..kept]);
+    let mut all = vec![0u8; WHO_BYTES * comm.size() as usize];
+    comm.all_gather(&mine, &mut all)?;
+    if comm.rank() != 0 {
+        return Ok(None);
+    }
+    let ranks = (0..).zip(comm.members()).zip(all.chunks_exact(WHO_BYTES)).map(|((rank, m), text)| {
+        let end = text.iter().position(|b| *b == 0).unwrap_or(WHO_BYTES);
+        let why = String::from_utf8_lossy(&text[..end]).into_owned();
+        RankLine { rank, host: m.host.clone(), pid: m.pid, why }
+    });
+    let title = format!(
+        "ringway {} {}: {} ranks, {} B to {} B, warm-up {}, {}",
+        env!("CARGO_PKG_VERSION"),
+        args.collective.name(),
+        comm.size(),
+        args.size_list().first().copied().unwrap_or(0),
+        args.size_list().last().copied().unwrap_or(0),
+        args.warmup_iters,
+        if args.check == 1 { "every element checked" } else { "not checked" },
+    );
+    Ok(Some(Printer::start(stdout(), args.format(), title, ranks.collect())?))
+}
+
+/// This rank's transport and why so, by the first peer that it is connected to.
+fn describe(comm: &Communicator) -> String {
+    let routes = (0..comm.size()).filter_map(|rank| Some((rank, comm.route(rank)?)));
+    match routes.take(1).next() {
+        Some((rank, route)) => format!("to rank {rank} by {route}"),
+        None if comm.size() == 1 => "alone: nothing is sent".to_owned(),
+        None => format!("{}, not connected yet", comm.transport_name()),
+    }
+}
+
+fn one<T: Element>(comm: &Communicator, args: &BenchArgs, bytes: u64) -> Result<Row, BenchError> {
+    let call = Call { bench: args.collective, op: args.op, root: args.root, started: args.started };
+    let mut case = Case::<T>::new(comm, call, bytes)?;
+    let mut wrong = check(comm, args, &mut case)?;
+    case.fill();
+    let warm = Instant::now();
+    for _ in 0..args.warmup_iters {
+        case.run()?;
+    }
+    let each = warm.elapsed() / u32::try_from(args.warmup_iters.max(1)).unwrap_or(u32::MAX);
+    let iterations = agree(comm, iterations(args, each))?;
+    let mut times = timed(comm, &mut case, iterations, each)?;
+    let choice = comm.last_choice();
+    comm.all_reduce(&mut times, ReduceOp::Max)?;
+    wrong = match (wrong, check(comm, args, &mut case)?) {
+        (Some(before), Some(after)) => Some(before + after),
+        _ => None,
+    };
+    Ok(row::<T>(comm, args, case.count, times, choice, wrong))
+}
+
+/// One run on fresh inputs; how many elements of any rank are wrong.
+fn check<T: Element>(
+    comm: &Communicator,
+    args: &BenchArgs,
+    case: &mut Case<'_, T>,
+) -> Result<Option<u64>, BenchError> {
+    if args.check == 0 {
+        return Ok(None);
+    }
+    case.fill();
+    case.run()?;
+    let mut wrong = [case.wrong()];
+    comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
+    Ok(Some(wrong[0]))
+}
+
+fn iterations(args: &BenchArgs, each: Duration) -> u64 {
+    args.iters.unwrap_or_else(|| {
+        let fit = u128::from(args.budget_ms) * 1_000_000 / each.as_nanos().max(1);
+        u64::try_from(fit).unwrap_or(u64::MAX).clamp(ITERATIONS.0, ITERATIONS.1)
+    })
+}
+
+/// Rank 0's number, on all ranks.
+fn agree(comm: &Communicator, mine: u64) -> Result<u64, BenchError> {
+    let mut number = [mine];
+    comm.broadcast(&mut number, 0)?;
+    Ok(number[0])
+}
+
+/// Microseconds of each iteration on this rank.
+fn timed<T: Element>(
+    comm: &Communicator,
+    case: &mut Case<'_, T>,
+    iterations: u64,
+    each: Duration,
+) -> Result<Vec<f64>, BenchError> {
+    let expected = each.saturating_mul(u32::try_from(iterations).unwrap_or(u32::MAX));
+    let bar = (comm.rank() == 0 && expected > PATIENCE && std::io::stderr().is_terminal())
+        .then(|| progress(iterations, case.count * size_of::<T>()));
+    let mut times = Vec::with_capacity(iterations as usize);
+    for _ in 0..iterations {
+        comm.barrier()?;
+        let begun = Instant::now();
+        case.run()?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+        if let Some(bar) = &bar {
+            bar.inc(1);
+        }
+    }
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    Ok(times)
+}
+
+fn progress(iterations: u64, bytes: usize) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(iterations), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{msg} {bar:40} {pos}/{len} {eta}") {
+        bar.set_style(style);
+    }
+    bar.set_message(format!("{bytes} B"));
+    // Rows that are on the screen already stay whole.
+    let _ = std::io::stdout().flush();
+    bar
+}
+
+fn row<T: Element>(
+    comm: &Communicator,
+    args: &BenchArgs,
+    count: usize,
+    mut times: Vec<f64>,
+    choice: Option<ringway::Choice>,
+    wrong: Option<u64>,
+) -> Row {
+    times.sort_by(f64::total_cmp);
+    let bench = args.collective;
+    let size_bytes = (count * size_of::<T>()) as u64;
+    let time_us = times.iter().sum::<f64>() / times.len().max(1) as f64;
+    let p50_us = percentile(&times, 0.5);
+    // 1 byte per microsecond is 1 MB/s. The median carries the bandwidth: one stall of a shared machine is no speed.
+    let algbw_gb_s = if p50_us > 0.0 { size_bytes as f64 / p50_us / 1e3 } else { 0.0 };
+    Row {
+        collective: bench.name(),
+        ranks: comm.size(),
+        size_bytes,
+        count: count as u64,
+        dtype: T::DTYPE.to_string(),
+        redop: if bench.reduces() { args.op.to_string() } else { "none".to_owned() },
+        root: if bench.is_rooted() { i64::from(args.root) } else { -1 },
+        iterations: times.len() as u64,
+        time_us,
+        algbw_gb_s,
+        busbw_gb_s: algbw_gb_s * bench.bus_factor(comm.size()),
+        wrong,
+        min_us: percentile(&times, 0.0),
+        p50_us,
+        p99_us: percentile(&times, 0.99),
+        algorithm: choice.and_then(|c| c.algorithm).map_or("direct".to_owned(), |a| a.to_string()),
+        slice_bytes: choice.map_or(0, |c| c.slice_bytes as u64),
+        transport: if comm.size() == 1 { "none".to_owned() } else { comm.transport_name().to_owned() },
+    }
+}

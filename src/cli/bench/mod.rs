@@ -1,0 +1,129 @@
+//! `ringway bench COLLECTIVE`: measures a collective in the manner of nccl-tests, every element checked.
+//!
+//! - [`args`]: the flags. [`sizes`]: byte counts and sweeps. [`values`]: inputs and what must come out.
+//! - [`case`]: one size's memory, call and check. [`measure`]: the sweep. [`table`]: what is printed.
+
+mod args;
+mod case;
+mod measure;
+mod sizes;
+mod table;
+mod values;
+
+pub(crate) use args::BenchArgs as Args;
+use ringway::{Communicator, Launch, LaunchError, Settings, SettingsError, StartError};
+use ringway_control::launch::Launcher;
+use std::process::ExitCode;
+
+/// Ranks that are started on this host when neither `-n` nor a launcher says otherwise.
+const DEFAULT_RANKS: u32 = 2;
+/// Exit code when a collective failed or an element was wrong.
+const EXIT_FAILED: u8 = 1;
+
+/// Why the benchmark could not be run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    /// A setting is wrong.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The environment does not tell who this process is.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The ranks did not come together.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The flags do not fit each other or the job.
+    #[error("{0}")]
+    Flags(String),
+    /// This program could not be started again as ranks.
+    #[error(transparent)]
+    Run(#[from] super::run::RunError),
+    /// This program's own path is not known.
+    #[error("cannot find this program to start it as ranks: {0}")]
+    Itself(std::io::Error),
+}
+
+/// Measures, as a rank of the launcher's job, or by starting ranks of its own.
+///
+/// # Errors
+/// When the benchmark could not begin. A failed collective is an exit code.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, BenchError> {
+    args.check_flags().map_err(BenchError::Flags)?;
+    let settings = Settings::from_env()?;
+    let launch = Launch::from_env()?;
+    let ranks = args.ranks.unwrap_or(DEFAULT_RANKS);
+    if launch.found_by == Launcher::Single {
+        return launch_ranks(ranks);
+    }
+    if args.ranks.is_some_and(|n| n != launch.world_size) {
+        let (n, size, by) = (ranks, launch.world_size, launch.found_by);
+        return Err(BenchError::Flags(format!(
+            "-n {n}, but {by} has started {size} ranks: leave -n away to use those, or run it without a launcher"
+        )));
+    }
+    let comm = Communicator::join(&launch, &settings)?;
+    if args.root >= comm.size() {
+        let why = format!("root {} is not below the {} ranks", args.root, comm.size());
+        return Err(BenchError::Flags(why));
+    }
+    Ok(match measure::sweep(&comm, args) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(wrong) => {
+            eprintln!("ringway bench: rank {}: {wrong} elements were wrong", comm.rank());
+            ExitCode::from(EXIT_FAILED)
+        }
+        Err(error) => {
+            eprintln!("ringway bench: rank {}: {error}", comm.rank());
+            ExitCode::from(EXIT_FAILED)
+        }
+    })
+}
+
+/// Starts this same command as ranks on this host.
+fn launch_ranks(ranks: u32) -> Result<ExitCode, BenchError> {
+    let itself = std::env::current_exe().map_err(BenchError::Itself)?;
+    let mut program = vec![itself.into_os_string()];
+    // The ranks are told their number by the launcher.
+    program.extend(without_ranks(std::env::args_os().skip(1)));
+    Ok(super::run::run(&super::run::Args::of(ranks, program))?)
+}
+
+/// The arguments without `-n N`, `-nN`, `--ranks N` or `--ranks=N`.
+fn without_ranks(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+    let mut kept = Vec::new();
+    let mut skip = false;
+    for arg in args {
+        let text = arg.to_string_lossy();
+        let joined = text.starts_with("--ranks=")
+            || text
+                .strip_prefix("-n")
+                .is_some_and(|n| n.strip_prefix('=').unwrap_or(n).parse::<u32>().is_ok());
+        if std::mem::take(&mut skip) || joined {
+            continue;
+        }
+        skip = text == "-n" || text == "--ranks";
+        if !skip {
+            kept.push(arg);
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_ranks_is_taken_out_however_it_is_written() {
+        for line in [
+            "bench x -n 4 -e 8",
+            "bench x -n4 -e 8",
+            "bench x --ranks 4 -e 8",
+            "bench x -e 8 --ranks=4",
+            "bench -n=4 x -e 8",
+        ] {
+            let kept = without_ranks(line.split(' ').map(Into::into));
+            assert_eq!(kept, ["bench", "x", "-e", "8"], "{line}");
+        }
+    }
+}
