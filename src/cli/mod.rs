@@ -3,6 +3,7 @@
 mod bench;
 mod completions;
 mod coordinator;
+mod doctor;
 mod run;
 mod serve;
 mod signals;
@@ -25,8 +26,9 @@ const EXIT_OWN_FAILURE: u8 = 125;
   ringway bench all-reduce -n 4             a verified table of sizes
   ringway run -n 2 --tag -- python x.py     every line of output marked by its rank
   ringway serve --cluster c.json --job worker --task 0
+  ringway doctor                            what this machine offers, and what is in the way
 
-Every setting is an environment variable, RINGWAY_...")]
+Every setting is an environment variable, RINGWAY_...; ringway doctor --settings lists them.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -53,6 +55,7 @@ enum Visible {
     Run(run::Args),
     Bench(bench::Args),
     Serve(serve::Args),
+    Doctor(doctor::Args),
     Completions(completions::Args),
 }
 
@@ -62,6 +65,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Visible(Visible::Run(args)) => done("run", run::run(&args)),
         Command::Visible(Visible::Bench(args)) => done("bench", bench::run(&args)),
         Command::Visible(Visible::Serve(args)) => done("serve", serve::run(&args)),
+        Command::Visible(Visible::Doctor(args)) => done("doctor", doctor::run(&args)),
         Command::Visible(Visible::Completions(args)) => done("completions", completions::run(&args)),
         Command::Stage(stage) => stage.run(),
     }

@@ -4,6 +4,7 @@
 //! it any more. A limit only bounds a test that fails.
 #![forbid(unsafe_code)]
 
+mod doctor;
 mod process;
 mod run;
 mod serve;

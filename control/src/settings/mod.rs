@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use ringway_dataplane::fabric::interface::{self, Filter};
+
 use table::{Kind, Setting, TABLE};
 use value::Value;
 pub use value::{CongestionControl, CoordinatorBy, Family, HostPort, IoDriver, NameList, Pin, Secret};
@@ -43,8 +45,8 @@ pub struct Settings {
     pub job_id: Option<String>,
     /// `RINGWAY_JOB_SECRET`.
     pub job_secret: Option<Secret>,
-    /// `RINGWAY_SOCKET_IFNAME`: a list in NCCL's grammar, already checked.
-    pub socket_ifname: Option<String>,
+    /// `RINGWAY_SOCKET_IFNAME`.
+    pub socket_ifname: Option<Filter>,
     /// `RINGWAY_SOCKET_FAMILY`.
     pub socket_family: Option<Family>,
     /// `RINGWAY_NET`.
@@ -198,6 +200,17 @@ impl Settings {
         })
     }
 
+    /// What the settings say about network interfaces, as [`interface::choose`] takes it; `all_local` when all
+    /// ranks are known to be on this host.
+    pub fn interfaces(&self, all_local: bool) -> interface::Wanted {
+        let family = match self.socket_family {
+            None => interface::Family::Any,
+            Some(Family::V4) => interface::Family::V4,
+            Some(Family::V6) => interface::Family::V6,
+        };
+        interface::Wanted { filter: self.socket_ifname.clone(), family, all_local }
+    }
+
     /// Builds the typed form from texts that [`check`] has passed (I3: defaults go through the same reader).
     fn typed(given: BTreeMap<&'static str, String>) -> Self {
         let values = Values { given: &given };
@@ -214,7 +227,7 @@ impl Settings {
             },
             job_id: values.text("RINGWAY_JOB_ID"),
             job_secret: values.text("RINGWAY_JOB_SECRET").map(Secret::new),
-            socket_ifname: values.text("RINGWAY_SOCKET_IFNAME"),
+            socket_ifname: values.interfaces("RINGWAY_SOCKET_IFNAME"),
             socket_family: values.word("RINGWAY_SOCKET_FAMILY").map(|word| match word {
                 "AF_INET6" => Family::V6,
                 _ => Family::V4,
@@ -364,6 +377,13 @@ impl Values<'_> {
         }
     }
 
+    fn interfaces(&self, name: &str) -> Option<Filter> {
+        match self.value(name)? {
+            Value::Interfaces(filter) => Some(filter),
+            other => mismatch(name, &other),
+        }
+    }
+
     fn pin(&self, name: &str) -> Pin {
         match self.value(name) {
             Some(Value::Pin(pin)) => pin,
@@ -436,6 +456,9 @@ mod tests {
         assert!(!settings.check && !settings.huge_pages);
         assert_eq!(settings.pin, Pin::Cpus(vec![0, 1]));
         assert_eq!(settings.socket_family, Some(Family::V6));
+        let wanted = settings.interfaces(true);
+        assert!(wanted.all_local && wanted.family == interface::Family::V6);
+        assert!(wanted.filter.is_some_and(|filter| filter.admits("eth0") && !filter.admits("docker0")));
         assert_eq!(settings.heartbeat_timeout, Duration::from_millis(500));
         let shown = format!("{settings:?}{:?}", settings.effective().collect::<Vec<_>>());
         assert!(!settings.given.is_empty() && settings.job_secret.as_ref().unwrap().reveal() == "hunter2");
@@ -457,7 +480,7 @@ mod tests {
             found,
             [
                 "RINGWAY_ALGO=rings is not allowed: give auto, or a list out of ring, tree, doubling, halving, \
-                 direct separated by commas (best first), or ^ and a list to leave out",
+                 direct, chain, scatterallgather, dissemination separated by commas (best first), or ^ and a list to leave out",
                 "RINGWAY_JOB_ID=(empty) is not allowed: give any text that is not empty",
                 "RINGWAY_SLICE_BYTES=64 is not allowed: give auto, or a whole number from 4096 to 1073741824 bytes \
                  (K, M and G mean powers of 1024)",

@@ -90,6 +90,10 @@ pub const MAX_WORLD_SIZE: u64 = 1 << 20;
 /// One day in milliseconds: the longest wait that any setting may ask for.
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
+/// The algorithms of the collectives, in lower case.
+const ALGORITHMS: &[&str] =
+    &["ring", "tree", "doubling", "halving", "direct", "chain", "scatterallgather", "dissemination"];
+
 const fn row(
     name: &'static str,
     kind: Kind,
@@ -204,7 +208,7 @@ pub const TABLE: &[Setting] = &[
     // How collectives are cut up and sent.
     row(
         "RINGWAY_ALGO",
-        Kind::SomeOf(&["ring", "tree", "doubling", "halving", "direct"]),
+        Kind::SomeOf(ALGORITHMS),
         Some("auto"),
         "",
         "Which algorithms collectives may use. auto prices all of them for the size and the machines at hand.",
@@ -342,6 +346,17 @@ mod tests {
                 };
                 assert_eq!(setting.unit, expected, "{}: the unit is last in the name", setting.name);
             }
+        }
+    }
+
+    #[test]
+    fn every_algorithm_can_be_asked_for() {
+        use ringway_collectives::schedule::Algorithm;
+        let names: Vec<String> =
+            Algorithm::ALL.iter().map(|algorithm| algorithm.to_string().to_lowercase()).collect();
+        assert_eq!(names, ALGORITHMS);
+        for name in ALGORITHMS {
+            assert!(name.parse::<Algorithm>().is_ok(), "{name}");
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ringway_dataplane::fabric::interface::Filter;
+
 use super::table::Kind;
 
 /// A value read by the [`Kind`] of its setting.
@@ -14,6 +16,7 @@ pub(super) enum Value {
     Word(&'static str),
     Names(NameList),
     Address(HostPort),
+    Interfaces(Filter),
     Pin(Pin),
 }
 
@@ -161,9 +164,9 @@ pub(super) fn read(kind: &Kind, text: &str, bytes: bool) -> Option<Value> {
         Kind::AutoOrNumber { .. } if text == "auto" => Some(Value::Auto),
         Kind::AutoOrNumber { min, max } => number(text, *min, *max, bytes).map(Value::Number),
         Kind::Switch => switch(text).map(Value::Switch),
-        Kind::OneOf(words) => words.iter().find(|word| **word == text).map(|word| Value::Word(word)),
+        Kind::OneOf(words) => word(text, words).map(Value::Word),
         Kind::SomeOf(words) => names(text, words).map(Value::Names),
-        Kind::Interfaces => interfaces(text).then(|| Value::Text(text.to_owned())),
+        Kind::Interfaces => text.parse().ok().map(Value::Interfaces),
         Kind::HostPort => HostPort::parse(text).map(Value::Address),
         Kind::Cpus => pin(text).map(Value::Pin),
     }
@@ -199,6 +202,11 @@ fn switch(text: &str) -> Option<bool> {
     }
 }
 
+/// The word that `text` is, in upper or lower case: NCCL's users write both Ring and ring.
+fn word(text: &str, words: &[&'static str]) -> Option<&'static str> {
+    words.iter().find(|word| word.eq_ignore_ascii_case(text)).copied()
+}
+
 fn names(text: &str, words: &[&'static str]) -> Option<NameList> {
     if text == "auto" {
         return Some(NameList::Auto);
@@ -209,28 +217,15 @@ fn names(text: &str, words: &[&'static str]) -> Option<NameList> {
     };
     let mut found = Vec::new();
     for name in list.split(',') {
-        let word = words.iter().find(|word| **word == name)?;
-        if !found.contains(word) {
-            found.push(*word);
+        let word = word(name, words)?;
+        if !found.contains(&word) {
+            found.push(word);
         }
     }
     if except && found.len() == words.len() {
         return None;
     }
     Some(if except { NameList::Except(found) } else { NameList::Only(found) })
-}
-
-/// Whether `text` is a list of interfaces in NCCL's grammar: `[^][=]name{,name}`.
-fn interfaces(text: &str) -> bool {
-    /// The kernel's limit of an interface name, without its end mark.
-    const NAME_BYTES: usize = 15;
-    let list = text.strip_prefix('^').unwrap_or(text);
-    let list = list.strip_prefix('=').unwrap_or(list);
-    list.split(',').all(|name| {
-        !name.is_empty()
-            && name.len() <= NAME_BYTES
-            && !name.contains(|c: char| c.is_whitespace() || matches!(c, '/' | '^' | '='))
-    })
 }
 
 fn pin(text: &str) -> Option<Pin> {
@@ -306,20 +301,11 @@ mod tests {
         assert_eq!(names("tree,ring", words), Some(NameList::Only(vec!["tree", "ring"])));
         assert_eq!(names("^tree", words), Some(NameList::Except(vec!["tree"])));
         assert_eq!(names("^tree,ring", words), None, "nothing would be left");
+        assert_eq!(names("Tree", words), Some(NameList::Only(vec!["tree"])));
         assert_eq!(names("", words), None);
         assert_eq!(names("rings", words), None);
         assert!(names("^tree", words).unwrap().permits("ring"));
         assert!(!names("^tree", words).unwrap().permits("tree"));
-    }
-
-    #[test]
-    fn interface_lists_follow_nccl() {
-        for good in ["eth", "eth,ib", "=eth0", "^docker,lo", "^=eth3", "enp0s31f6.100", "br-0"] {
-            assert!(interfaces(good), "{good}");
-        }
-        for bad in ["", "^", "=", "eth,", "eth 0", "eth,^lo", "averyveryverylongname", "a/b"] {
-            assert!(!interfaces(bad), "{bad}");
-        }
     }
 
     #[test]

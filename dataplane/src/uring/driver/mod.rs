@@ -59,6 +59,14 @@ pub enum DriverChoice {
     Epoll,
 }
 
+/// Whether this kernel lets this process use io_uring: how it would be used, in words.
+///
+/// # Errors
+/// What the system refuses the ring with.
+pub fn probe_uring() -> std::io::Result<String> {
+    UringDriver::new().map(|driver| driver.describe().to_owned())
+}
+
 /// The way system calls are made.
 pub(super) enum Driver {
     /// One `io_uring_enter` per batch.
