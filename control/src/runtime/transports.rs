@@ -1,7 +1,7 @@
 //! The data plane's transports, as the settings want them.
 
-use crate::settings::{CongestionControl, Family, IoDriver, NameList, Settings};
-use ringway_dataplane::fabric::interface::{self, BadFilter, Choice, NoInterface, Picked, ReadError, Wanted};
+use crate::settings::{CongestionControl, IoDriver, NameList, Settings};
+use ringway_dataplane::fabric::interface::{self, Choice, NoInterface, Picked, ReadError};
 use ringway_dataplane::fabric::{Endpoint, EndpointError, Policy};
 use ringway_dataplane::transport::Transport;
 use ringway_dataplane::uring::{Bind, Config, Congestion, DriverChoice, OpenError, TcpTransport};
@@ -17,9 +17,6 @@ pub enum TransportsError {
     /// The interfaces could not be listed.
     #[error(transparent)]
     List(#[from] ReadError),
-    /// `RINGWAY_SOCKET_IFNAME` is not in its grammar.
-    #[error("RINGWAY_SOCKET_IFNAME: {0}")]
-    Filter(#[from] BadFilter),
     /// None of the interfaces may be used.
     #[error(transparent)]
     None(#[from] NoInterface),
@@ -42,15 +39,9 @@ pub(super) struct Identity {
 /// The interfaces and addresses that the settings choose. `all_local`: all ranks are known to be on this host.
 ///
 /// # Errors
-/// When the interfaces cannot be listed, the filter is wrong, or nothing passes it; the error says why per address.
+/// When the interfaces cannot be listed, or none may be used; the error says why per address.
 pub fn interfaces(settings: &Settings, all_local: bool) -> Result<Choice, TransportsError> {
-    let filter = settings.socket_ifname.as_deref().map(str::parse).transpose()?;
-    let family = match settings.socket_family {
-        None => interface::Family::Any,
-        Some(Family::V4) => interface::Family::V4,
-        Some(Family::V6) => interface::Family::V6,
-    };
-    Ok(interface::choose(&interface::read()?, &Wanted { filter, family, all_local })?)
+    Ok(interface::choose(&interface::read()?, &settings.interfaces(all_local))?)
 }
 
 /// Opens the transports.
