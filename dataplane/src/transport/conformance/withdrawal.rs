@@ -135,6 +135,15 @@ pub(super) fn a_retired_group_is_forgotten(rig: &mut dyn Rig, mode: Mode) -> Res
         }
         next_matches(&mut f, lane + 10);
     }
+    // Eager messages that come late are dropped, so that any number of them finds room.
+    if f.caps().eager_bytes >= 30 {
+        let content = pattern(5, 30);
+        for _ in 0..3 * f.caps().depth {
+            let late = f.send((0, 1), dead(3), &content);
+            f.finish("T8", &[late]);
+        }
+        next_matches(&mut f, 19);
+    }
     f.member_mut(0).retire(7);
     next_matches(&mut f, 20);
     Ok(())
