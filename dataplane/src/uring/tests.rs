@@ -1,6 +1,8 @@
 //! Two transports in one process, over real sockets.
 #![forbid(unsafe_code)]
 
+mod hostile;
+
 use super::{Bind, Config, DriverChoice, TcpTransport};
 use crate::memory::{Pool, Region};
 use crate::transport::{Completion, Event, Op, OpId, Peer, Stamp, Tag, Transport};

@@ -275,3 +275,64 @@ pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Frame, WireError> {
         offset: u64::from_le_bytes(r.take()),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::seed::Seeded;
+
+    fn random_bytes<const N: usize>(random: &mut Seeded) -> [u8; N] {
+        std::array::from_fn(|_| random.next_u64() as u8)
+    }
+
+    #[test]
+    fn frames_come_back_as_they_were() {
+        let mut random = Seeded::new(1);
+        for round in 0..2000 {
+            let mut bytes: [u8; HEADER_BYTES] = random_bytes(&mut random);
+            bytes[..2].copy_from_slice(&[1 + round as u8 % 9, 0]);
+            let frame = decode(&bytes).unwrap();
+            assert_eq!(encode(&frame), bytes);
+        }
+    }
+
+    #[test]
+    fn greetings_come_back_as_they_were() {
+        let mut random = Seeded::new(2);
+        for kind in [1u8, 2] {
+            let mut bytes: [u8; GREETING_BYTES] = random_bytes(&mut random);
+            bytes[..8].copy_from_slice(&[b'R', b'W', b'A', b'Y', VERSION as u8, 0, kind, 0]);
+            // Behind the last field there is nothing.
+            bytes[82..].fill(0);
+            assert_eq!(Greeting::decode(&bytes).unwrap().encode(), bytes);
+        }
+        for why in [Ok(Refusal::NotYet), Ok(Refusal::Duplicate), Err(900)] {
+            assert_eq!(Greeting::decode(&Greeting::Refuse(why).encode()), Ok(Greeting::Refuse(why)));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_frame_or_an_error() {
+        // T9
+        let mut random = Seeded::new(3);
+        for _ in 0..20_000 {
+            let mut greeting: [u8; GREETING_BYTES] = random_bytes(&mut random);
+            if random.once_in(2) {
+                greeting[..4].copy_from_slice(&MAGIC);
+            }
+            if random.once_in(2) {
+                greeting[4..6].copy_from_slice(&VERSION.to_le_bytes());
+            }
+            let wrong = Greeting::decode(&greeting);
+            assert!(greeting[..4] == MAGIC || matches!(wrong, Err(WireError::Magic(_))));
+            let header: [u8; HEADER_BYTES] = random_bytes(&mut random);
+            assert_eq!(decode(&header).is_ok(), (1..=9).contains(&header[0]) && header[1] == 0);
+        }
+    }
+
+    #[test]
+    fn other_protocols_are_known_by_their_first_bytes() {
+        assert!(plausible(b"") && plausible(b"RW") && plausible(b"RWAY...."));
+        assert!(!plausible(b"G") && !plausible(b"RWT") && !plausible(b"\x16\x03\x01"));
+    }
+}
