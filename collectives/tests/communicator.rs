@@ -372,7 +372,7 @@ fn other_groups_live_on() {
 fn the_last_choice_is_told() {
     ranks(2, config(1), &EngineOptions { algorithm: Some(Algorithm::Ring), ..Default::default() }, |c| {
         assert!(c.last_choice().is_none());
-        c.all_reduce(&mut vec![0u8; 100], ReduceOp::Sum).unwrap();
+        c.all_reduce(&mut [0u8; 100], ReduceOp::Sum).unwrap();
         let choice = c.last_choice().unwrap();
         assert_eq!((choice.algorithm, choice.slices), (Some(Algorithm::Ring), 1));
         assert!(c.route(1 - c.rank()).is_some() && c.route(c.rank()).is_none());

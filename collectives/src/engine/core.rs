@@ -2,9 +2,11 @@
 //!
 //! Invariants:
 //! - **C1** Every slot is idle, or belongs to one call until its owner takes the outcome.
-//! - **C2** The active runs together need no more depth than the transport has, so that none finds a queue full that
-//!   only its own progress could empty; the others wait in the order in which they were called. One run alone may
-//!   need more: it then has a single lane, whose steps come in program order.
+//! - **C2** The active collective runs together need no more than half of the transport's depth, so that none finds a
+//!   queue full that only its own progress could empty; the others wait in the order in which they were called. But the
+//!   oldest call of every communicator is always active: where depth is short it runs narrowly (one message each way at
+//!   a time), so that ranks may start calls on several communicators in different orders. Messages between two ranks
+//!   take from another quarter of the depth.
 //! - **C3** Two active runs of one group never share a tag: their numbers differ by less than [`SEQ_WINDOW`].
 
 #![forbid(unsafe_code)]
@@ -17,7 +19,7 @@ use super::layout::{Area, INPUT, OUTPUT, WORK};
 use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::plan::{Plan, Request, What};
 use super::recorder::{Ending, Recorder};
-use super::run::{Fault, Io, OpName, Phase, Run};
+use super::run::{Fault, Io, OpName, Phase, Run, Width};
 use crate::reduce::Kernels;
 use ringway_dataplane::memory::{AllocError, Ledger, Region};
 use ringway_dataplane::transport::{Caps, Completion, Event, OpError, Tag, Transport};
@@ -54,7 +56,9 @@ pub(super) struct Core {
     free: Vec<u16>,
     pub(super) active: Vec<u16>,
     queued: VecDeque<u16>,
+    /// Depth that active runs of collectives take, and of messages.
     depth_used: u32,
+    messages_used: u32,
     events: Vec<Event>,
     kernels: Kernels,
     pub(super) recorder: Recorder,
@@ -87,6 +91,7 @@ impl Core {
             active: Vec::with_capacity(MAX_CALLS),
             queued: VecDeque::with_capacity(MAX_CALLS),
             depth_used: 0,
+            messages_used: 0,
             events: Vec::with_capacity(EVENTS),
             kernels: Kernels::best(),
             recorder: Recorder::new(options.recorded_calls),
@@ -117,6 +122,7 @@ impl Core {
     }
 
     /// Begins a call. On success the regions stay with the run until [`Core::take`].
+    #[allow(clippy::result_large_err)]
     pub(super) fn begin(
         &mut self,
         group: usize,
@@ -228,35 +234,73 @@ impl Core {
         (run.started, run.moved, run.still_since) = (started, true, None);
         run.phase = Phase::Queued;
         self.started += u32::from(started);
-        if self.queued.is_empty() && self.fits(slot) {
-            self.activate(slot);
-        } else {
-            self.queued.push_back(slot);
+        match self.width(slot).filter(|_| self.queued.is_empty()) {
+            Some(width) => self.activate(slot, width),
+            None => {
+                self.queued.push_back(slot);
+                self.activate_queued();
+            }
         }
         if request.is_collective() {
             self.hear_out(group, &call);
         }
     }
 
-    /// C2, C3: whether a run may become active.
-    fn fits(&self, slot: u16) -> bool {
-        if self.active.is_empty() {
-            return true;
-        }
+    /// C2, C3: how a run may become active now, if it may.
+    fn width(&self, slot: u16) -> Option<Width> {
         let run = &self.runs[usize::from(slot)];
-        let far = |other: &u16| {
-            let other = &self.runs[usize::from(*other)];
-            let both = run.request.is_collective() && other.request.is_collective();
-            both && other.group == run.group && run.call.seq.wrapping_sub(other.call.seq) >= SEQ_WINDOW
+        if !run.request.is_collective() {
+            let room = self.messages_used < (self.caps.depth / 4).max(1);
+            return room.then_some(Width::Full);
+        }
+        let in_group = |other: &&u16| {
+            let other = &self.runs[usize::from(**other)];
+            other.request.is_collective() && other.group == run.group
         };
-        self.depth_used + run.plan.depth <= self.caps.depth && !self.active.iter().any(far)
+        let far =
+            |other: &u16| run.call.seq.wrapping_sub(self.runs[usize::from(*other)].call.seq) >= SEQ_WINDOW;
+        if self.active.iter().filter(in_group).any(far) {
+            return None;
+        }
+        if run.plan.depth > 0 && self.depth_used + run.plan.depth <= self.caps.depth / 2 {
+            return Some(Width::Full);
+        }
+        (!self.active.iter().any(|other| in_group(&other))).then_some(Width::Narrow)
     }
 
-    fn activate(&mut self, slot: u16) {
+    /// Activates what may be, in the order of calls on each communicator.
+    fn activate_queued(&mut self) {
+        let mut at = 0;
+        while let Some(&slot) = self.queued.get(at) {
+            let run = &self.runs[usize::from(slot)];
+            let (group, collective) = (run.group, run.request.is_collective());
+            let overtakes = self.queued.iter().take(at).any(|earlier| {
+                let earlier = &self.runs[usize::from(*earlier)];
+                collective == earlier.request.is_collective() && (!collective || earlier.group == group)
+            });
+            match self.width(slot).filter(|_| !overtakes) {
+                Some(width) => {
+                    self.queued.remove(at);
+                    self.activate(slot, width);
+                    // It may be over already, and others with it.
+                    at = 0;
+                }
+                None => at += 1,
+            }
+        }
+    }
+
+    fn activate(&mut self, slot: u16, width: Width) {
         self.active.push(slot);
         let run = &mut self.runs[usize::from(slot)];
-        self.depth_used += run.plan.depth;
-        match run.activate(self.options.check) {
+        run.depth_taken = match (run.request.is_collective(), width) {
+            (true, Width::Full) => run.plan.depth,
+            (true, Width::Narrow) => 0,
+            (false, _) => 1,
+        };
+        let used = if run.request.is_collective() { &mut self.depth_used } else { &mut self.messages_used };
+        *used += run.depth_taken;
+        match run.activate(self.options.check, width) {
             Ok(()) => self.advance(slot),
             Err(fault) => self.fault(slot, fault),
         }
@@ -321,10 +365,7 @@ impl Core {
             tracing::error!("a transport completed an operation that nobody has posted: {:?}", completion.id);
             return;
         };
-        let step = match run.complete(name, completion.lease, completion.result.is_ok()) {
-            Ok(step) => step,
-            Err(fault) => return self.fault(slot, fault),
-        };
+        let completed = run.complete(name, completion.lease, completion.result.is_ok());
         if run.phase == Phase::Failing {
             if run.posted == 0 {
                 let error = run.error.take();
@@ -332,7 +373,10 @@ impl Core {
             }
             return;
         }
-        let rank = step.peer();
+        let rank = match completed {
+            Ok(step) => step.peer(),
+            Err(fault) => return self.fault(slot, fault),
+        };
         match completion.result {
             Ok(()) => {}
             Err(OpError::PeerLost { cause, .. }) => self.fault(slot, Fault::Gone { rank, cause }),
@@ -350,7 +394,8 @@ impl Core {
         self.recorder.end(run.record, if error.is_some() { Ending::Failed } else { Ending::Done });
         run.error = error;
         self.ended = true;
-        let depth = run.plan.depth;
+        let depth = run.depth_taken;
+        let used = if run.request.is_collective() { &mut self.depth_used } else { &mut self.messages_used };
         if run.started {
             self.started -= 1;
             if let Some(waker) = run.waker.take() {
@@ -362,15 +407,12 @@ impl Core {
             self.queued.retain(|s| *s != slot);
         } else {
             self.active.retain(|s| *s != slot);
-            self.depth_used -= depth;
+            *used -= depth;
         }
         if orphan {
             self.take_orphan(slot);
         }
-        while let Some(next) = self.queued.front().copied().filter(|s| self.fits(*s)) {
-            self.queued.pop_front();
-            self.activate(next);
-        }
+        self.activate_queued();
     }
 
     /// Takes the outcome of a run that is done, and frees its slot.

@@ -72,8 +72,8 @@ pub enum CollectiveError {
         /// Its own words.
         message: String,
     },
-    /// A transport does not do what its contract says, or cannot reach a member that it should.
-    #[error("{who}: transport failure {during}: {evidence}. This communicator is dead; please report this")]
+    /// A member was never introduced, or its engine is set differently, or something does not keep its contract.
+    #[error("{who}: exchange failed {during}: {evidence}. This communicator is dead")]
     Transport {
         /// The member concerned.
         who: Who,

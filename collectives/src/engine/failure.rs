@@ -38,6 +38,13 @@ impl Core {
                 evidence: cause.evidence,
             },
             Fault::Mismatch { rank, theirs } => match Call::from_stamp(&theirs) {
+                Some(theirs) if theirs == call => CollectiveError::Transport {
+                    who: group.who(rank),
+                    during,
+                    evidence:
+                        "it cuts the same call differently: every rank needs the same slice_bytes and costs"
+                            .to_owned(),
+                },
                 Some(theirs) => CollectiveError::Mismatch {
                     ours_who: group.who(group.info.my_rank),
                     ours: call,

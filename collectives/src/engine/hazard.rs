@@ -139,6 +139,13 @@ impl Window {
         })
     }
 
+    /// Whether posting a step would pass an earlier one of the same direction, whoever its peer is.
+    pub(super) fn passes(&self, number: u32, step: Step) -> bool {
+        (self.base..number)
+            .map(Window::place)
+            .any(|earlier| self.posted & bit(earlier) == 0 && self.steps[earlier].is_send() == step.is_send())
+    }
+
     /// Notes that the step at a place was posted.
     pub(super) fn set_posted(&mut self, place: usize) {
         self.posted |= bit(place);

@@ -49,7 +49,7 @@ pub use handle::Handle;
 pub use inquiry::MAX_INQUIRY_MS;
 pub use options::{
     DEFAULT_INQUIRY_MS, DEFAULT_LINGER_MS, DEFAULT_RECORDED_CALLS, DEFAULT_SLICES_IN_FLIGHT, EngineOptions,
-    MAX_SLICES_IN_FLIGHT, OnFailure,
+    MAX_SLICES_IN_FLIGHT, OnFailure, Told,
 };
 pub use recorder::{Ending, Record};
 pub use shared::Reporter;

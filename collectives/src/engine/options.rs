@@ -20,10 +20,13 @@ pub const DEFAULT_LINGER_MS: u64 = 1000;
 /// Default of [`EngineOptions::recorded_calls`].
 pub const DEFAULT_RECORDED_CALLS: usize = 4096;
 
+/// What [`OnFailure`] calls, with the communicator's id and why it died.
+pub type Told = dyn Fn(u32, &CollectiveError) + Send + Sync;
+
 /// Told once of each communicator that dies, with the rank's own view of why. It runs on the thread that found out,
 /// with the engine locked: it must return soon (put the error into a channel) and call nothing of the communicator.
 #[derive(Clone)]
-pub struct OnFailure(pub Arc<dyn Fn(u32, &CollectiveError) + Send + Sync>);
+pub struct OnFailure(pub Arc<Told>);
 
 impl fmt::Debug for OnFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -82,7 +82,7 @@ pub(super) struct Plan {
     pub(super) algorithm: Option<Algorithm>,
     pub(super) layout: Layout,
     pub(super) lanes: u32,
-    /// Messages per peer and direction that the run may have posted.
+    /// Messages per peer and direction that the run may have posted; 0 for a run that must be narrow.
     pub(super) depth: u32,
     /// Bytes of the work area ([`WORK`]).
     pub(super) work_bytes: usize,
@@ -163,13 +163,13 @@ impl Plan {
             return Err(InvalidCall::MessageTooLong { collective, bytes: longest_bytes, limit_bytes });
         }
         let wanted = options.slices_in_flight.clamp(1, MAX_SLICES_IN_FLIGHT);
-        let Share { lanes, depth_per_lane } = share(&schedule, wanted, layout.slices, caps.depth);
+        let Share { lanes, depth } = share(&schedule, wanted, layout.slices, caps.depth / 2);
         let mut plan = Plan {
             program: Program::Collective(schedule),
             algorithm: Some(choice.algorithm),
             layout,
             lanes,
-            depth: lanes * depth_per_lane,
+            depth,
             work_bytes: 0,
             slot_bytes: 0,
             slots: 0,

@@ -3,8 +3,9 @@
 //! Invariants:
 //! - **R1** `posted` counts the operations that the transport holds; the run ends only when it is 0, so that every
 //!   region has its leases back.
-//! - **R2** Of `n` lanes, lane `l` runs slices `l`, `l + n`, `l + 2n`, ..., one at a time: messages on the lane's tag have
-//!   the same order on all ranks.
+//! - **R2** Of `n` lanes, lane `l` runs slices `l`, `l + n`, `l + 2n`, ..., one at a time. Slice `s` has the tag of lane
+//!   `s` modulo the plan's lanes, also where a narrow run has only one: messages of a tag have the same order on all
+//!   ranks.
 //! - **R3** A step whose post was refused as `Full` stays unposted, and holds up only what must not overtake it (H2).
 
 #![forbid(unsafe_code)]
@@ -68,6 +69,16 @@ pub(super) enum Fault {
     Broken { rank: Rank, evidence: String },
 }
 
+/// How much of the transport a run may use at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Width {
+    /// What its plan says.
+    Full,
+    /// One lane, with one send and one receive posted, in program order: the regime that schedules finish in at any
+    /// depth (schedule invariant I3).
+    Narrow,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Not in use.
@@ -121,6 +132,12 @@ pub(super) struct Run {
     pub(super) withdrawn: Option<Rank>,
     /// Whether a post found a queue full (R3).
     pub(super) stalled: bool,
+    /// Transport depth that the run holds while it is active.
+    pub(super) depth_taken: u32,
+    width: Width,
+    /// Sends and receives that the transport holds.
+    sending: u32,
+    receiving: u32,
     stamp: Stamp,
     lanes: Vec<Lane>,
     dirty: u32,
@@ -153,6 +170,10 @@ impl Run {
             patience_ms: 0,
             withdrawn: None,
             stalled: false,
+            depth_taken: 0,
+            width: Width::Full,
+            sending: 0,
+            receiving: 0,
             stamp: Stamp::default(),
             lanes: Vec::new(),
             dirty: 0,
@@ -162,16 +183,25 @@ impl Run {
     }
 
     /// Begins: every lane takes a slice. `check` is whether messages carry the call's stamp.
-    pub(super) fn activate(&mut self, check: bool) -> Result<(), Fault> {
+    pub(super) fn activate(&mut self, check: bool, width: Width) -> Result<(), Fault> {
         self.phase = Phase::Active;
+        self.width = width;
         self.stamp = if check { self.call.stamp() } else { Stamp::default() };
-        let lanes = self.plan.lanes as usize;
+        let lanes = self.width() as usize;
         if self.lanes.len() < lanes {
             self.lanes.resize_with(lanes, Lane::default);
         }
         self.unfinished = self.plan.layout.slices;
         self.dirty = 0;
         (0..lanes).try_for_each(|lane| self.take_slice(lane, lane as u32))
+    }
+
+    /// Lanes that run.
+    fn width(&self) -> u32 {
+        match self.width {
+            Width::Full => self.plan.lanes,
+            Width::Narrow => 1,
+        }
     }
 
     /// R2: begins a slice on an idle lane, if there is one of that number.
@@ -204,6 +234,7 @@ impl Run {
             }
         };
         self.posted -= 1;
+        *(if step.is_send() { &mut self.sending } else { &mut self.receiving }) -= 1;
         self.moved = true;
         let restored = match home {
             Some(region) => region.restore(lease).map_err(|e| e.to_string()),
@@ -225,7 +256,7 @@ impl Run {
     /// Marks every busy lane, so that steps which found a queue full try again.
     pub(super) fn retry(&mut self) {
         self.stalled = false;
-        for lane in 0..self.plan.lanes as usize {
+        for lane in 0..self.width() as usize {
             self.dirty |= u32::from(self.lanes[lane].busy) << lane;
         }
     }
@@ -249,13 +280,14 @@ impl Run {
             self.lanes[lane].window.slide(&self.plan.program, self.rank);
             if self.lanes[lane].window.finished() {
                 self.finish_slice(lane, io.kernels)?;
-                self.take_slice(lane, self.lanes[lane].slice.saturating_add(self.plan.lanes))?;
+                self.take_slice(lane, self.lanes[lane].slice.saturating_add(self.width()))?;
                 continue;
             }
             let mut freed = false;
             for number in self.lanes[lane].window.open() {
                 match self.lanes[lane].window.ready(number) {
                     Ready::Waits => {}
+                    Ready::Post(step) if self.must_wait(lane, number, step) => {}
                     Ready::Post(step) => self.post(lane, number, step, io)?,
                     Ready::Combine(_) if *budget == 0 => self.dirty |= 1 << lane,
                     Ready::Combine(span) => {
@@ -272,12 +304,18 @@ impl Run {
         Ok(())
     }
 
+    /// Whether a step that could be posted has to wait because the run is narrow.
+    fn must_wait(&self, lane: usize, number: u32, step: Step) -> bool {
+        let busy = if step.is_send() { self.sending } else { self.receiving } > 0;
+        self.width == Width::Narrow && (busy || self.lanes[lane].window.passes(number, step))
+    }
+
     fn post(&mut self, lane: usize, number: u32, step: Step, io: &mut Io<'_>) -> Result<(), Fault> {
         let place = Window::place(number);
         let l = &mut self.lanes[lane];
         let rank = step.peer();
         let peer = io.peers[rank as usize];
-        let tag = Tag { group: self.tag.group, lane: self.tag.lane + lane as u32 };
+        let tag = Tag { group: self.tag.group, lane: self.tag.lane + l.slice % self.plan.lanes };
         let stamp = slice_stamp(&self.stamp, if self.stamp == Stamp::default() { 0 } else { l.slice });
         let spot = self.plan.layout.locate(step.span(), l.slice, lane);
         let lent = |e: LendError| Fault::Broken { rank, evidence: e.to_string() };
@@ -310,6 +348,7 @@ impl Run {
             Ok(()) => {
                 l.window.set_posted(place);
                 self.posted += 1;
+                *(if step.is_send() { &mut self.sending } else { &mut self.receiving }) += 1;
                 Ok(())
             }
             Err((why, op)) => self.take_back(lane, place, step, spot.place, op.into_lease(), why),

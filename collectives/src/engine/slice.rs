@@ -65,20 +65,21 @@ pub(super) fn burst(schedule: &AnySchedule) -> u32 {
     }
 }
 
-/// Slices under way at a time, and the transport depth that each of them may fill.
+/// Slices under way at a time, and the depth that a run needs for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Share {
     pub(super) lanes: u32,
-    pub(super) depth_per_lane: u32,
+    /// Messages per peer and direction that all lanes may have posted; 0 where the transport is too shallow for even
+    /// one, which must then keep to one message each way.
+    pub(super) depth: u32,
 }
 
-/// Shares `depth` out among at most `wanted` lanes. One slice finishes at any depth, since its steps are posted in
-/// program order; several could fill the queue with messages that the other side posts only after one that found it
-/// full, so they get lanes only as the depth holds the bursts of all.
+/// Shares `depth` out among at most `wanted` lanes. Several lanes could fill a queue with messages that the other side
+/// posts only after one that found it full, so there are as many as the depth holds the bursts of.
 pub(super) fn share(schedule: &AnySchedule, wanted: u32, slices: u32, depth: u32) -> Share {
     let burst = burst(schedule);
-    let lanes = wanted.min(slices).min(depth / burst).max(1);
-    Share { lanes, depth_per_lane: burst.min(depth) }
+    let lanes = wanted.min(slices).min(depth / burst);
+    Share { lanes: lanes.max(1), depth: lanes * burst }
 }
 
 #[cfg(test)]
@@ -148,8 +149,8 @@ mod tests {
     #[test]
     fn a_shallow_transport_gets_one_lane() {
         let ring = AnySchedule::new(Collective::AllReduce, Algorithm::Ring, 9, 0).unwrap();
-        assert_eq!(share(&ring, 4, 100, 1), Share { lanes: 1, depth_per_lane: 1 });
-        assert_eq!(share(&ring, 4, 100, 64), Share { lanes: 4, depth_per_lane: 8 });
+        assert_eq!(share(&ring, 4, 100, 1), Share { lanes: 1, depth: 0 });
+        assert_eq!(share(&ring, 4, 100, 64), Share { lanes: 4, depth: 32 });
         assert_eq!(share(&ring, 4, 2, 64).lanes, 2);
     }
 }

@@ -1,6 +1,7 @@
 //! Every collective, algorithm and kind of transport, against a plain reference.
 
-use super::world::{Rng, World};
+use super::world::{Rng, World, info};
+use crate::engine::group::Group;
 use crate::engine::options::EngineOptions;
 use crate::engine::plan::{Request, What};
 use crate::reduce::{ReduceOp, combine, finish};
@@ -293,6 +294,42 @@ fn calls_in_flight_together_do_not_mix() {
                 (input.clone(), output.clone())
             });
             check(case, &of_case.collect::<Vec<_>>(), "together");
+        }
+    }
+}
+
+#[test]
+fn calls_started_in_different_orders_on_several_groups_end() {
+    // C2: each of them alone fills the depth.
+    for (depth, seed) in [(4, 6), (16, 7), (64, 8)] {
+        let options = EngineOptions {
+            algorithm: Some(Algorithm::Ring),
+            slice_bytes: Some(64),
+            ..EngineOptions::default()
+        };
+        let config = LoopbackConfig { seed, eager_bytes: 0, depth, reorder: seed % 2 == 0 };
+        let n = 4u32;
+        let mut world = World::new(n, config, &options);
+        for (rank, core) in world.cores.iter_mut().enumerate() {
+            for id in [2, 3] {
+                core.add_group(Group::new(info(id, &[0, 1, 2, 3], rank as u32)).unwrap());
+            }
+        }
+        let case = case(Collective::AllReduce, n, 2000, DType::I32, ReduceOp::Sum, 0, true);
+        let mut slots = Vec::new();
+        for rank in 0..n as usize {
+            for i in 0..3 {
+                for again in 0..2 {
+                    let slot =
+                        world.begin(rank, (rank + i) % 3, &case.request, case.inputs[rank].as_deref(), None);
+                    slots.push((rank, slot.unwrap_or_else(|e| panic!("{again}: {e}"))));
+                }
+            }
+        }
+        world.settle(&slots);
+        for (rank, slot) in slots {
+            let (result, input, _) = world.take(rank, slot);
+            assert!(result.is_ok() && Some(&input) == case.expected[rank].as_ref().map(|(_, bytes)| bytes));
         }
     }
 }
