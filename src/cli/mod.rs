@@ -2,7 +2,6 @@
 
 mod bench;
 mod completions;
-mod coordinator;
 mod doctor;
 mod run;
 mod serve;

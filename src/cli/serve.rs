@@ -7,10 +7,11 @@ use std::process::ExitCode;
 
 use rustix::process::Signal;
 
-use super::coordinator::{Coordinator, CoordinatorError};
 use super::say;
 use super::signals::Signals;
 use ringway_control::launch::cluster::{Cluster, ClusterError};
+use ringway_control::rpc::serve::ServeError;
+use ringway_control::runtime::serve_cluster;
 use ringway_control::settings::{HostPort, Settings, SettingsError};
 use ringway_topology::{IdError, TaskId};
 
@@ -80,7 +81,7 @@ pub(crate) enum ServeCommandError {
     },
     /// The service did not start.
     #[error("{0}")]
-    Coordinator(#[from] CoordinatorError),
+    Service(#[from] ServeError),
     /// Signals cannot be received.
     #[error("cannot wait for signals: {0}")]
     Signals(io::Error),
@@ -108,12 +109,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
     }
     let tasks = agents.len() + 1;
     let mut signals = Signals::catch(&[Signal::TERM, Signal::INT]).map_err(ServeCommandError::Signals)?;
-    let coordinator = Coordinator::start(resolve(&bind)?, &settings, cluster.job_sizes(), agents)?;
+    let server = serve_cluster(resolve(&bind)?, cluster.job_sizes(), agents, &settings)?;
     say(&format!(
         "serve: {}:{} of {tasks} tasks, at {}; SIGTERM ends it",
         args.job,
         args.task,
-        coordinator.address()
+        server.local_addr()
     ));
     while signals.wait(None).map_err(ServeCommandError::Signals)?.is_empty() {}
     Ok(ExitCode::SUCCESS)

@@ -1,10 +1,12 @@
-//! The coordination service as a job's own process runs it: rank 0, where the launcher offers none.
+//! The coordination service as processes of ours run it: rank 0 where the launcher offers none, `ringway run`, and
+//! `ringway serve`.
 
 use super::random::incarnation;
 use crate::core::coordination::CoordinatorConfig;
 use crate::launch::RANK_JOB;
 use crate::rpc::serve::{ServeError, Server, ServerConfig};
 use crate::settings::Settings;
+use ringway_topology::TaskId;
 use std::net::SocketAddr;
 
 /// Starts the service for `ranks` ranks at `bind` (port 0: a free one).
@@ -12,11 +14,26 @@ use std::net::SocketAddr;
 /// # Errors
 /// When the address cannot be had; the error says why and what to do.
 pub fn start_coordinator(bind: SocketAddr, ranks: u32, settings: &Settings) -> Result<Server, ServeError> {
+    serve_cluster(bind, vec![(RANK_JOB.to_owned(), ranks)], Vec::new(), settings)
+}
+
+/// Starts the service for a cluster at `bind`: `jobs` are names and numbers of tasks; errors of tasks are also
+/// pushed to `agents`, tasks with servers of their own, at `host:port`.
+///
+/// # Errors
+/// When the address cannot be had; the error says why and what to do.
+pub fn serve_cluster(
+    bind: SocketAddr,
+    jobs: Vec<(String, u32)>,
+    agents: Vec<(TaskId, String)>,
+    settings: &Settings,
+) -> Result<Server, ServeError> {
     let config = CoordinatorConfig {
+        jobs,
         heartbeat_limit: settings.heartbeat_timeout,
         register_timeout: settings.join_timeout,
         join_timeout: settings.join_timeout,
-        ..CoordinatorConfig::one_job(RANK_JOB, ranks)
+        ..CoordinatorConfig::one_job(RANK_JOB, 1)
     };
-    Server::start(bind, ServerConfig::new(config, incarnation()))
+    Server::start(bind, ServerConfig { agents, ..ServerConfig::new(config, incarnation()) })
 }

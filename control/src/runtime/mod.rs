@@ -12,6 +12,6 @@ mod random;
 pub mod transports;
 pub mod world;
 
-pub use coordinator::start_coordinator;
+pub use coordinator::{serve_cluster, start_coordinator};
 pub use random::incarnation;
 pub use world::{JoinError, World, join};

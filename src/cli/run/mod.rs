@@ -12,19 +12,21 @@ mod stage;
 
 use std::ffi::OsString;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::value_parser;
 use rustix::process::Signal;
 
-use crate::cli::coordinator::{Coordinator, CoordinatorError};
 use crate::cli::say;
 use crate::cli::signals::{self, Signals};
 use ending::{Ending, Outcome, Step};
 use output::Output;
 use ranks::{Job, Plan, Ranks};
-use ringway_control::settings::{Settings, SettingsError};
+use ringway_control::rpc::serve::ServeError;
+use ringway_control::runtime::start_coordinator;
+use ringway_control::settings::{Family, Settings, SettingsError};
 pub(crate) use stage::Stage;
 
 /// Default of `--grace-ms`.
@@ -89,7 +91,7 @@ pub(crate) enum RunError {
     Settings(#[from] SettingsError),
     /// The coordination service could not be started.
     #[error("{0}")]
-    Coordinator(#[from] CoordinatorError),
+    Coordinator(#[from] ServeError),
     /// A rank could not be started.
     #[error(
         "cannot start rank {rank} of {ranks}: {source}; the limits on processes (ulimit -u) and open files (ulimit -n) may be too low"
@@ -126,8 +128,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| RunError::System { what: "adopt processes of ranks", source: error.into() })?;
     let job = Job::new(&settings).map_err(system("read /dev/urandom"))?;
-    let coordinator = Coordinator::for_ranks(&settings, args.ranks)?;
-    let (program, tag, coordinator) = (args.program.as_slice(), args.tag, &coordinator.address());
+    let loopback = match settings.socket_family {
+        Some(Family::V6) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
+    };
+    let coordinator = start_coordinator(SocketAddr::new(loopback, 0), args.ranks, &settings)?;
+    let (program, tag, coordinator) = (args.program.as_slice(), args.tag, coordinator.local_addr());
     let mut ranks = Ranks::start(&Plan { program, ranks: args.ranks, tag, job: &job, coordinator })?;
     let output = match ranks.take_streams() {
         streams if streams.is_empty() => None,

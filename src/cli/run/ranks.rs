@@ -1,7 +1,8 @@
 //! The ranks' processes: started all at once, each in a process group of its own.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Read};
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -13,8 +14,7 @@ use super::RunError;
 use super::ending::Outcome;
 use super::output::{Stream, To};
 use super::stage::{Guard, OWN_PROGRAM};
-use crate::cli::coordinator::random;
-use ringway_control::settings::{HostPort, Secret, Settings};
+use ringway_control::settings::{Secret, Settings};
 
 /// What the ranks of one run share.
 pub(super) struct Job {
@@ -27,7 +27,8 @@ pub(super) struct Job {
 impl Job {
     /// Takes what the user set, and random values for the rest.
     pub(super) fn new(settings: &Settings) -> io::Result<Self> {
-        let random = random::<24>()?;
+        let mut random = [0; 24];
+        std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         Ok(Job {
             id: settings.job_id.clone().unwrap_or_else(|| format!("run-{}", hex(&random[..8]))),
@@ -47,7 +48,7 @@ pub(super) struct Plan<'a> {
     /// What they share.
     pub(super) job: &'a Job,
     /// Where they meet.
-    pub(super) coordinator: &'a HostPort,
+    pub(super) coordinator: SocketAddr,
 }
 
 impl Plan<'_> {
