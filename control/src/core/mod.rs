@@ -6,4 +6,5 @@
 pub mod agent;
 pub mod coordination;
 pub mod machine;
+pub mod simulate;
 pub mod time;

@@ -1,6 +1,6 @@
 //! Which tasks there are, and how each of them is.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +49,8 @@ pub(super) struct Membership {
     members: Vec<Member>,
     jobs: BTreeMap<String, Job>,
     connected: u32,
+    /// The tasks in error.
+    failed: BTreeSet<Slot>,
     everyone: Arc<[Slot]>,
     waiting: Vec<ReplyTo>,
     wait_deadline: Option<Time>,
@@ -71,7 +73,15 @@ impl Membership {
             table.insert(name, Job { first, tasks, version: 1, watchers: Vec::new() });
         }
         let everyone = (0..members.len() as u32).map(Slot).collect();
-        Membership { members, jobs: table, connected: 0, everyone, waiting: Vec::new(), wait_deadline: None }
+        Membership {
+            members,
+            jobs: table,
+            connected: 0,
+            failed: BTreeSet::new(),
+            everyone,
+            waiting: Vec::new(),
+            wait_deadline: None,
+        }
     }
 
     /// The task's slot.
@@ -147,12 +157,10 @@ impl Membership {
         self.connected
     }
 
-    /// The first task among these that is in error, and its error.
+    /// The first task in error among these, which are in order, and its error.
     pub(super) fn first_error(&self, slots: &[Slot]) -> Option<(Slot, Refusal)> {
-        slots.iter().find_map(|&slot| {
-            let member = self.get(slot);
-            member.error.clone().filter(|_| member.state == State::Error).map(|error| (slot, error))
-        })
+        let slot = self.failed.iter().copied().find(|slot| slots.binary_search(slot).is_ok())?;
+        self.get(slot).error.clone().map(|error| (slot, error))
     }
 
     /// Changes the state of a task and tells those who watch its job.
@@ -166,6 +174,11 @@ impl Membership {
         let member = &mut self.members[slot.0 as usize];
         let before = std::mem::replace(&mut member.state, state);
         member.error = error;
+        if state == State::Error {
+            self.failed.insert(slot);
+        } else {
+            self.failed.remove(&slot);
+        }
         if state != State::Connected {
             member.devices = None;
         }

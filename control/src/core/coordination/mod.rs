@@ -2,12 +2,13 @@
 //! announcement of losses.
 //!
 //! [`Coordinator`] is one machine. Its parts are one file each and know nothing of each other; what one has to say
-//! to another (a task that is lost ends barriers, groups, waits) is said here.
+//! to another (a task that is lost ends barriers, groups, waits) is said here and in `lives`.
 //!
 //! - C1. Every request is answered exactly once, or its caller goes ([`Event::Gone`]) before.
 //! - C2. A call that waits ends: by its own deadline, by the loss of what it waits for, or by its caller's going.
 //! - C3. A task that is silent for the heartbeat limit is announced as lost within one tick more.
-//! - C4. A late message of an earlier life of a task changes nothing.
+//! - C4. A late message that says which life of a task it is of changes nothing once that life was replaced. A life that
+//!   was never registered cannot be known to be older.
 //! - C5. Silence counts only while the coordinator itself runs: when it was stopped, nobody else is blamed.
 
 pub mod errors;
@@ -17,115 +18,32 @@ pub mod request;
 
 mod alive;
 mod barrier;
+mod config;
 mod departure;
 mod heartbeat;
 mod kv;
+mod lives;
 mod membership;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringway_topology::{Incarnation, TaskId};
+use ringway_topology::TaskId;
 
 use self::alive::AliveRounds;
 use self::barrier::{Barriers, Call, Key};
+pub use self::config::{BARRIER_TIMEOUT_LIMIT, CoordinatorConfig, Limits};
 use self::departure::Departure;
-use self::errors::{Code, ErrorFeed, Origin, Refusal, TaskError, clip, list};
+use self::errors::{Code, ErrorFeed, Refusal, list};
 use self::groups::{Entry, Groups};
 use self::heartbeat::Heartbeats;
 use self::kv::Store;
-use self::losses::{Evidence, Loss, Losses};
+use self::losses::{Evidence, Losses};
 use self::membership::{Membership, Slot};
-use self::request::{BarrierCall, Effect, Event, Join, Process, Reply, ReplyTo, Request, State, WatchId};
+use self::request::{BarrierCall, Effect, Event, Join, Process, Reply, ReplyTo, Request, WatchId};
 use super::machine::Machine;
 use super::time::Time;
-
-/// Longest time that a barrier may be given.
-pub const BARRIER_TIMEOUT_LIMIT: Duration = Duration::from_secs(30 * 24 * 3600);
-
-/// What the coordinator holds at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Keys in the store.
-    pub keys: usize,
-    /// Length of a key, of a barrier's id and of a group's name, in bytes.
-    pub key_bytes: usize,
-    /// Length of a value, in bytes.
-    pub value_bytes: usize,
-    /// Keys and values together, in bytes.
-    pub store_bytes: usize,
-    /// Length of one answer that lists a directory, in bytes.
-    pub reply_bytes: usize,
-    /// Callers that wait for something.
-    pub waiting: usize,
-    /// Barriers under way.
-    pub barriers: usize,
-    /// Barriers that have ended and are remembered.
-    pub ended_barriers: usize,
-    /// Groups, made and forming.
-    pub groups: usize,
-    /// Addresses of one member of a group, in bytes.
-    pub address_bytes: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            keys: 1 << 20,
-            key_bytes: 4 << 10,
-            value_bytes: 64 << 20,
-            store_bytes: 1 << 30,
-            reply_bytes: 64 << 20,
-            waiting: 1 << 18,
-            barriers: 1 << 14,
-            ended_barriers: 1 << 14,
-            groups: 1 << 12,
-            address_bytes: 64 << 10,
-        }
-    }
-}
-
-/// How a coordinator behaves.
-#[derive(Clone, Debug)]
-pub struct CoordinatorConfig {
-    /// Jobs and how many tasks each has.
-    pub jobs: Vec<(String, u32)>,
-    /// Silence for so long means that a task is lost.
-    pub heartbeat_limit: Duration,
-    /// A task whose stream of notices broke has so long to open another.
-    pub reconnect_grace: Duration,
-    /// Longest wait for all tasks, counted from the first that waits.
-    pub register_timeout: Duration,
-    /// Longest wait for a group, where the caller sets none.
-    pub join_timeout: Duration,
-    /// Tasks leave together, and wait so long for each other; `None`: each leaves when it wants.
-    pub shutdown_timeout: Option<Duration>,
-    /// What is held at most.
-    pub limits: Limits,
-}
-
-impl CoordinatorConfig {
-    /// One job of `tasks` tasks with the usual times.
-    #[must_use]
-    pub fn one_job(name: &str, tasks: u32) -> Self {
-        CoordinatorConfig {
-            jobs: vec![(name.to_owned(), tasks)],
-            heartbeat_limit: Duration::from_secs(10),
-            reconnect_grace: Duration::from_millis(200),
-            register_timeout: Duration::from_secs(300),
-            join_timeout: Duration::from_secs(300),
-            shutdown_timeout: None,
-            limits: Limits::default(),
-        }
-    }
-
-    /// All tasks of all jobs.
-    #[must_use]
-    pub fn tasks(&self) -> u32 {
-        self.jobs.iter().map(|(_, tasks)| tasks).sum()
-    }
-}
 
 /// How a request goes on.
 enum Answer {
@@ -280,214 +198,6 @@ impl Coordinator {
             Request::Watch { watch, process, since_epoch } => self.watch(watch, process, since_epoch, out),
         };
         Ok(Answer::Now(result))
-    }
-
-    fn connected(&self, task: &TaskId) -> Result<Slot, Refusal> {
-        let slot = self.members.slot(task)?;
-        self.members.connected_as(slot, self.members.get(slot).incarnation)?;
-        Ok(slot)
-    }
-
-    fn register(
-        &mut self,
-        now: Time,
-        task: &TaskId,
-        incarnation: Incarnation,
-        out: &mut Vec<Effect>,
-    ) -> Result<Reply, Refusal> {
-        let slot = self.members.slot(task)?;
-        let member = self.members.get(slot);
-        let same = member.incarnation == incarnation;
-        if member.past.contains(&incarnation) {
-            let message = format!(
-                "incarnation {incarnation} of {task} was replaced by {}: this process must end",
-                member.incarnation
-            );
-            return Err(Refusal::new(Code::FailedPrecondition, message));
-        }
-        match member.state {
-            State::Connected if same => {}
-            State::Error if same => {
-                let why = member.error.as_ref().map_or("", |error| &error.message);
-                let message = format!("{task} is in error ({why}): reset it, or start it as a new process");
-                return Err(Refusal::new(Code::FailedPrecondition, message));
-            }
-            State::Connected => {
-                let message = format!(
-                    "{task} is connected as incarnation {} and now registers as {incarnation}: it was restarted, \
-                     or two processes were given the same task",
-                    member.incarnation
-                );
-                self.lose(slot, Evidence::Restart, Code::Aborted, message.clone(), out);
-                return Err(Refusal::new(
-                    Code::Aborted,
-                    format!("{message}; the old one is dropped, register again"),
-                ));
-            }
-            State::Disconnected | State::Error => self.members.connect(slot, incarnation, out),
-        }
-        self.heartbeats.beat(slot, now);
-        Ok(Reply::Done)
-    }
-
-    fn heartbeat(&mut self, now: Time, task: &TaskId, incarnation: Incarnation) -> Result<Reply, Refusal> {
-        let slot = self.members.slot(task)?;
-        self.members.connected_as(slot, incarnation)?;
-        self.heartbeats.beat(slot, now);
-        Ok(Reply::Done)
-    }
-
-    fn shutdown(
-        &mut self,
-        now: Time,
-        task: &TaskId,
-        to: ReplyTo,
-        out: &mut Vec<Effect>,
-    ) -> Result<Answer, Refusal> {
-        let slot = self.members.slot(task)?;
-        let member = self.members.get(slot);
-        match (member.state, self.departure.timeout()) {
-            (State::Disconnected, _) => Ok(Answer::Now(Ok(Reply::Done))),
-            (State::Error, _) => {
-                let why = member.error.as_ref().map_or("", |error| &error.message).to_owned();
-                self.members.set_state(slot, State::Disconnected, None, out);
-                let message = format!("{task} leaves while in error: {why}");
-                Ok(Answer::Now(Err(Refusal::new(Code::FailedPrecondition, message))))
-            }
-            (State::Connected, None) => {
-                self.leave(slot, out);
-                Ok(Answer::Now(Ok(Reply::Done)))
-            }
-            (State::Connected, Some(_)) => {
-                self.departure.wait(slot, to, now);
-                self.depart(now, out);
-                Ok(Answer::Held(Held::Departure(slot)))
-            }
-        }
-    }
-
-    /// Lets those leave who wait for it, if it is time.
-    fn depart(&mut self, now: Time, out: &mut Vec<Effect>) {
-        let Some(leave) = self.departure.due(now, &self.members) else { return };
-        for (slot, callers) in leave.leaving {
-            self.leave(slot, out);
-            out.extend(callers.into_iter().map(|to| Effect::Reply { to, result: Ok(Reply::Done) }));
-        }
-        for slot in leave.late {
-            let message = format!(
-                "{} did not leave within {:?} of the others",
-                self.members.name(slot),
-                self.departure.timeout().unwrap_or_default()
-            );
-            self.lose(slot, Evidence::Own, Code::DeadlineExceeded, message, out);
-        }
-    }
-
-    /// A task leaves in order.
-    fn leave(&mut self, slot: Slot, out: &mut Vec<Effect>) {
-        self.heartbeats.stop(slot);
-        self.members.set_state(slot, State::Disconnected, None, out);
-        self.losses.leave(slot, out);
-        self.feed.leave(slot, out);
-        self.barriers.lose(slot, &self.members, "has left", out);
-        let message = format!("{} has left", self.members.name(slot));
-        let error = Refusal::new(Code::FailedPrecondition, message).from(self.origin(slot, false));
-        self.groups.lose(slot, &error, out);
-        self.alive.settle(&self.members, out);
-    }
-
-    /// A task is lost: everybody who has to do with it is told.
-    fn lose(&mut self, slot: Slot, evidence: Evidence, code: Code, detail: String, out: &mut Vec<Effect>) {
-        if self.members.get(slot).state != State::Connected {
-            return;
-        }
-        let reported = evidence == Evidence::Own;
-        let error = Refusal::new(code, &detail).from(self.origin(slot, reported));
-        self.heartbeats.stop(slot);
-        self.members.set_state(slot, State::Error, Some(error.clone()), out);
-        self.epoch += 1;
-        let member = self.members.get(slot);
-        let loss = Loss {
-            task: member.task.clone(),
-            incarnation: member.incarnation,
-            host: member.process.as_ref().map(|process| process.host.clone()),
-            pid: member.process.as_ref().map(|process| process.pid),
-            rank: member.rank,
-            evidence,
-            detail,
-            epoch: self.epoch,
-        };
-        self.losses.announce(slot, loss, out);
-        for to in self.members.connected() {
-            out.push(Effect::PushError { to: self.members.name(to).clone(), error: error.clone() });
-        }
-        self.feed.tell_all(&error, out);
-        self.members.fail_wait(&error, out);
-        self.barriers.lose(slot, &self.members, &format!("failed: {error}"), out);
-        self.groups.lose(slot, &error, out);
-        self.alive.settle(&self.members, out);
-        for to in self.departure.lose(slot) {
-            out.push(Effect::Reply { to, result: Err(error.clone()) });
-        }
-    }
-
-    fn origin(&self, slot: Slot, reported: bool) -> Origin {
-        Origin::Task { task: self.members.name(slot).clone(), reported }
-    }
-
-    fn reset(&mut self, task: &TaskId, out: &mut Vec<Effect>) -> Result<Reply, Refusal> {
-        let slot = self.members.slot(task)?;
-        match self.members.get(slot).state {
-            State::Error => {
-                self.members.set_state(slot, State::Disconnected, None, out);
-                Ok(Reply::Done)
-            }
-            state => {
-                let message = format!("{task} is not in error but {state:?}: there is nothing to reset");
-                Err(Refusal::new(Code::FailedPrecondition, message))
-            }
-        }
-    }
-
-    fn report_error(
-        &mut self,
-        task: &TaskId,
-        error: TaskError,
-        out: &mut Vec<Effect>,
-    ) -> Result<Reply, Refusal> {
-        let slot = self.members.slot(task)?;
-        if self.members.get(slot).state != State::Connected {
-            let message =
-                format!("{task} is not connected, or is in error already: its error is not passed on");
-            return Err(Refusal::new(Code::FailedPrecondition, message));
-        }
-        self.lose(slot, Evidence::Own, error.code, clip(error.message), out);
-        Ok(Reply::Done)
-    }
-
-    fn report_loss(
-        &mut self,
-        reporter: Slot,
-        lost: &TaskId,
-        seen: Incarnation,
-        detail: String,
-        out: &mut Vec<Effect>,
-    ) -> Result<Reply, Refusal> {
-        let slot = self.members.slot(lost)?;
-        if self.members.get(slot).incarnation == seen {
-            let detail = clip(detail);
-            let (evidence, code, detail) = if slot == reporter {
-                (Evidence::Own, Code::Aborted, detail)
-            } else {
-                (
-                    Evidence::Peer,
-                    Code::Unavailable,
-                    format!("{detail} (seen by {})", self.members.name(reporter)),
-                )
-            };
-            self.lose(slot, evidence, code, detail, out);
-        }
-        Ok(Reply::Done)
     }
 
     fn barrier(

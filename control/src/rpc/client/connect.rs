@@ -68,6 +68,20 @@ impl fmt::Display for Seen {
     }
 }
 
+impl Seen {
+    /// What was seen, without advice: for when the coordinator was there before.
+    pub(super) fn brief(&self) -> String {
+        match self {
+            Seen::Refused => "connection refused".to_owned(),
+            Seen::NoAnswer => "no answer from its host".to_owned(),
+            Seen::Silent => "it takes connections and does not answer".to_owned(),
+            Seen::Closed => "it closes connections at once".to_owned(),
+            Seen::Good => "it did not answer in time".to_owned(),
+            other => other.to_string(),
+        }
+    }
+}
+
 /// Keeps what was seen last.
 #[derive(Clone, Debug)]
 pub(super) struct Sight(Arc<Mutex<Seen>>);

@@ -57,7 +57,7 @@ pub(super) fn failure(status: &Status, sight: &Sight) -> Failure {
         // No use to try again: that program will not become a coordinator.
         seen @ Seen::OtherProtocol(_) => Failure::Refused(Refusal::new(Code::Unimplemented, seen)),
         Seen::Good | Seen::Nothing => Failure::Unreachable(innermost(source)),
-        seen => Failure::Unreachable(seen.to_string()),
+        seen => Failure::Unreachable(seen.brief()),
     }
 }
 
@@ -80,7 +80,7 @@ impl Link {
             let result = match timeout(limit, call).await {
                 Ok(Ok(_)) => Ok(()),
                 Ok(Err(status)) => Err(failure(&status, &sight)),
-                Err(_) => Err(Failure::Unreachable(sight.last().to_string())),
+                Err(_) => Err(Failure::Unreachable(sight.last().brief())),
             };
             // Without a driver the agent has ended.
             let _ = events.send(answer(result));
@@ -126,7 +126,7 @@ impl Link {
             let end = match timeout(limit, client.watch(request)).await {
                 Ok(Ok(stream)) => follow(stream.into_inner(), &sight, &events).await,
                 Ok(Err(status)) => failure(&status, &sight),
-                Err(_) => Failure::Unreachable(sight.last().to_string()),
+                Err(_) => Failure::Unreachable(sight.last().brief()),
             };
             // Without a driver the agent has ended.
             let _ = events.send(Event::WatchEnded(end));

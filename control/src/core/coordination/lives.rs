@@ -1,0 +1,232 @@
+//! The lives of tasks: how one begins, is kept up, and ends, in order or not.
+
+use ringway_topology::{Incarnation, TaskId};
+
+use super::errors::{Code, Origin, Refusal, TaskError, clip};
+use super::losses::{Evidence, Loss};
+use super::membership::Slot;
+use super::request::{Effect, Reply, ReplyTo, State};
+use super::{Answer, Coordinator, Held};
+use crate::core::time::Time;
+
+impl Coordinator {
+    pub(super) fn connected(&self, task: &TaskId) -> Result<Slot, Refusal> {
+        let slot = self.members.slot(task)?;
+        self.members.connected_as(slot, self.members.get(slot).incarnation)?;
+        Ok(slot)
+    }
+
+    pub(super) fn register(
+        &mut self,
+        now: Time,
+        task: &TaskId,
+        incarnation: Incarnation,
+        out: &mut Vec<Effect>,
+    ) -> Result<Reply, Refusal> {
+        let slot = self.members.slot(task)?;
+        let member = self.members.get(slot);
+        let same = member.incarnation == incarnation;
+        if member.past.contains(&incarnation) {
+            let message = format!(
+                "incarnation {incarnation} of {task} was replaced by {}: this process must end",
+                member.incarnation
+            );
+            return Err(Refusal::new(Code::FailedPrecondition, message));
+        }
+        match member.state {
+            State::Connected if same => {}
+            State::Error if same => {
+                let why = member.error.as_ref().map_or("", |error| &error.message);
+                let message = format!("{task} is in error ({why}): reset it, or start it as a new process");
+                return Err(Refusal::new(Code::FailedPrecondition, message));
+            }
+            State::Connected => {
+                let message = format!(
+                    "{task} is connected as incarnation {} and now registers as {incarnation}: it was restarted, \
+                     or two processes were given the same task",
+                    member.incarnation
+                );
+                self.lose(slot, Evidence::Restart, Code::Aborted, message.clone(), out);
+                return Err(Refusal::new(
+                    Code::Aborted,
+                    format!("{message}; the old one is dropped, register again"),
+                ));
+            }
+            State::Disconnected | State::Error => self.members.connect(slot, incarnation, out),
+        }
+        self.heartbeats.beat(slot, now);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn heartbeat(
+        &mut self,
+        now: Time,
+        task: &TaskId,
+        incarnation: Incarnation,
+    ) -> Result<Reply, Refusal> {
+        let slot = self.members.slot(task)?;
+        self.members.connected_as(slot, incarnation)?;
+        self.heartbeats.beat(slot, now);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn shutdown(
+        &mut self,
+        now: Time,
+        task: &TaskId,
+        to: ReplyTo,
+        out: &mut Vec<Effect>,
+    ) -> Result<Answer, Refusal> {
+        let slot = self.members.slot(task)?;
+        let member = self.members.get(slot);
+        match (member.state, self.departure.timeout()) {
+            (State::Disconnected, _) => Ok(Answer::Now(Ok(Reply::Done))),
+            (State::Error, _) => {
+                let why = member.error.as_ref().map_or("", |error| &error.message).to_owned();
+                self.members.set_state(slot, State::Disconnected, None, out);
+                let message = format!("{task} leaves while in error: {why}");
+                Ok(Answer::Now(Err(Refusal::new(Code::FailedPrecondition, message))))
+            }
+            (State::Connected, None) => {
+                self.leave(slot, out);
+                Ok(Answer::Now(Ok(Reply::Done)))
+            }
+            (State::Connected, Some(_)) => {
+                self.departure.wait(slot, to, now);
+                self.depart(now, out);
+                Ok(Answer::Held(Held::Departure(slot)))
+            }
+        }
+    }
+
+    /// Lets those leave who wait for it, if it is time.
+    pub(super) fn depart(&mut self, now: Time, out: &mut Vec<Effect>) {
+        let Some(leave) = self.departure.due(now, &self.members) else { return };
+        for (slot, callers) in leave.leaving {
+            self.leave(slot, out);
+            out.extend(callers.into_iter().map(|to| Effect::Reply { to, result: Ok(Reply::Done) }));
+        }
+        for slot in leave.late {
+            let message = format!(
+                "{} did not leave within {:?} of the others",
+                self.members.name(slot),
+                self.departure.timeout().unwrap_or_default()
+            );
+            self.lose(slot, Evidence::Own, Code::DeadlineExceeded, message, out);
+        }
+    }
+
+    /// A task leaves in order.
+    fn leave(&mut self, slot: Slot, out: &mut Vec<Effect>) {
+        self.heartbeats.stop(slot);
+        self.members.set_state(slot, State::Disconnected, None, out);
+        self.losses.leave(slot, out);
+        self.feed.leave(slot, out);
+        self.barriers.lose(slot, &self.members, "has left", out);
+        let message = format!("{} has left", self.members.name(slot));
+        let error = Refusal::new(Code::FailedPrecondition, message).from(self.origin(slot, false));
+        self.groups.lose(slot, &error, out);
+        self.alive.settle(&self.members, out);
+    }
+
+    /// A task is lost: everybody who has to do with it is told.
+    pub(super) fn lose(
+        &mut self,
+        slot: Slot,
+        evidence: Evidence,
+        code: Code,
+        detail: String,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.members.get(slot).state != State::Connected {
+            return;
+        }
+        let reported = evidence == Evidence::Own;
+        let error = Refusal::new(code, &detail).from(self.origin(slot, reported));
+        self.heartbeats.stop(slot);
+        self.members.set_state(slot, State::Error, Some(error.clone()), out);
+        self.epoch += 1;
+        let member = self.members.get(slot);
+        let loss = Loss {
+            task: member.task.clone(),
+            incarnation: member.incarnation,
+            host: member.process.as_ref().map(|process| process.host.clone()),
+            pid: member.process.as_ref().map(|process| process.pid),
+            rank: member.rank,
+            evidence,
+            detail,
+            epoch: self.epoch,
+        };
+        self.losses.announce(slot, loss, out);
+        for to in self.members.connected() {
+            out.push(Effect::PushError { to: self.members.name(to).clone(), error: error.clone() });
+        }
+        self.feed.tell_all(&error, out);
+        self.members.fail_wait(&error, out);
+        self.barriers.lose(slot, &self.members, &format!("failed: {error}"), out);
+        self.groups.lose(slot, &error, out);
+        self.alive.settle(&self.members, out);
+        for to in self.departure.lose(slot) {
+            out.push(Effect::Reply { to, result: Err(error.clone()) });
+        }
+    }
+
+    fn origin(&self, slot: Slot, reported: bool) -> Origin {
+        Origin::Task { task: self.members.name(slot).clone(), reported }
+    }
+
+    pub(super) fn reset(&mut self, task: &TaskId, out: &mut Vec<Effect>) -> Result<Reply, Refusal> {
+        let slot = self.members.slot(task)?;
+        match self.members.get(slot).state {
+            State::Error => {
+                self.members.set_state(slot, State::Disconnected, None, out);
+                Ok(Reply::Done)
+            }
+            state => {
+                let message = format!("{task} is not in error but {state:?}: there is nothing to reset");
+                Err(Refusal::new(Code::FailedPrecondition, message))
+            }
+        }
+    }
+
+    pub(super) fn report_error(
+        &mut self,
+        task: &TaskId,
+        error: TaskError,
+        out: &mut Vec<Effect>,
+    ) -> Result<Reply, Refusal> {
+        let slot = self.members.slot(task)?;
+        if self.members.get(slot).state != State::Connected {
+            let message =
+                format!("{task} is not connected, or is in error already: its error is not passed on");
+            return Err(Refusal::new(Code::FailedPrecondition, message));
+        }
+        self.lose(slot, Evidence::Own, error.code, clip(error.message), out);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn report_loss(
+        &mut self,
+        reporter: Slot,
+        lost: &TaskId,
+        seen: Incarnation,
+        detail: String,
+        out: &mut Vec<Effect>,
+    ) -> Result<Reply, Refusal> {
+        let slot = self.members.slot(lost)?;
+        if self.members.get(slot).incarnation == seen {
+            let detail = clip(detail);
+            let (evidence, code, detail) = if slot == reporter {
+                (Evidence::Own, Code::Aborted, detail)
+            } else {
+                (
+                    Evidence::Peer,
+                    Code::Unavailable,
+                    format!("{detail} (seen by {})", self.members.name(reporter)),
+                )
+            };
+            self.lose(slot, evidence, code, detail, out);
+        }
+        Ok(Reply::Done)
+    }
+}
