@@ -1,5 +1,6 @@
 //! The communicator as users hold it: ranks are threads, over loopback.
 
+#[allow(dead_code)]
 mod harness;
 
 use harness::{communicator, ranks, within};

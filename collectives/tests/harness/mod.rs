@@ -1,7 +1,7 @@
 //! Ranks as threads of this process, over loopback.
 
 use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member};
-use ringway_dataplane::transport::{Hub, Loopback, LoopbackConfig, Peer};
+use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer, Transport};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -28,7 +28,12 @@ pub(crate) fn members(n: u32) -> Vec<Member> {
     (0..n).map(|r| Member { peer: Peer(r), host: "here".into(), pid: 1000 + r, incarnation: 1 }).collect()
 }
 
-pub(crate) fn communicator(transport: Loopback, rank: u32, n: u32, options: &EngineOptions) -> Communicator {
+pub(crate) fn communicator(
+    transport: impl Transport + 'static,
+    rank: u32,
+    n: u32,
+    options: &EngineOptions,
+) -> Communicator {
     let group = GroupInfo { id: 1, my_rank: rank, members: members(n) };
     Communicator::new(Box::new(transport), group, options.clone()).expect("a well-formed group")
 }
@@ -40,11 +45,21 @@ pub(crate) fn ranks<R: Send>(
     options: &EngineOptions,
     f: impl Fn(Communicator) -> R + Sync,
 ) -> Vec<R> {
-    let hub = Hub::new(config);
-    within(&format!("{n} ranks, {config:?}"), || {
+    let group = Hub::new(config).group(n).expect("file descriptors for the group");
+    ranks_over(group, &format!("{n} ranks, {config:?}"), options, f)
+}
+
+/// As [`ranks`], over the given transports, which know each other.
+pub(crate) fn ranks_over<R: Send>(
+    transports: Vec<impl Transport + 'static>,
+    what: &str,
+    options: &EngineOptions,
+    f: impl Fn(Communicator) -> R + Sync,
+) -> Vec<R> {
+    let n = transports.len() as u32;
+    within(what, || {
         std::thread::scope(|scope| {
-            let group = hub.group(n).expect("file descriptors for the group");
-            let threads: Vec<_> = group
+            let threads: Vec<_> = transports
                 .into_iter()
                 .zip(0..)
                 .map(|(transport, rank)| {

@@ -1,0 +1,139 @@
+//! The engine over TCP: the same calls, failures and mismatches as over loopback, with both drivers.
+
+#[allow(dead_code)]
+mod harness;
+
+use harness::{communicator, ranks_over, within};
+use ringway_collectives::engine::{CollectiveError, EngineOptions};
+use ringway_collectives::reduce::ReduceOp;
+use ringway_collectives::schedule::{Algorithm, Collective};
+use ringway_dataplane::transport::{Address, Peer, Transport};
+use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
+use std::sync::Barrier;
+
+/// `n` transports on this host that know each other.
+fn transports(n: u32, driver: DriverChoice, eager_bytes: u32) -> Vec<TcpTransport> {
+    let open = |me| {
+        let bind = vec![Bind::new([127, 0, 0, 1].into(), "lo")];
+        TcpTransport::new(Config { driver, eager_bytes, ..Config::new(me, [3; 16], 1, bind) })
+    };
+    let mut all: Vec<TcpTransport> = (0..n).map(|me| open(me).expect("a TCP transport")).collect();
+    let addresses: Vec<Address> = all.iter().map(Transport::address).collect();
+    for (me, transport) in all.iter_mut().enumerate() {
+        for (peer, address) in addresses.iter().enumerate().filter(|(peer, _)| *peer != me) {
+            transport.connect(Peer(peer as u32), address).expect("an address of the same kind");
+        }
+    }
+    all
+}
+
+#[test]
+fn results_are_right_with_every_driver_eager_or_not() {
+    for (n, driver, eager_bytes) in [
+        (2, DriverChoice::Auto, 64 << 10),
+        (2, DriverChoice::Epoll, 0),
+        (3, DriverChoice::Auto, 0),
+        (4, DriverChoice::Epoll, 64 << 10),
+    ] {
+        for algorithm in Collective::AllReduce.algorithms() {
+            let options = EngineOptions {
+                algorithm: Some(*algorithm),
+                slice_bytes: Some(20_000),
+                ..EngineOptions::default()
+            };
+            ranks_over(transports(n, driver, eager_bytes), &format!("{n} {algorithm}"), &options, |c| {
+                for len in [0usize, 1, 1000, 70_001] {
+                    let mine: Vec<i32> = (0..len as i32).map(|i| i * 3 + c.rank() as i32).collect();
+                    let ranks: i32 = (0..n as i32).sum();
+                    let mut x = mine.clone();
+                    c.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                    assert!(x.iter().zip(0..).all(|(x, i)| *x == n as i32 * i * 3 + ranks), "{len}");
+                    let mut all = vec![0; len * n as usize];
+                    c.all_gather(&mine, &mut all).unwrap();
+                    let mut part = vec![0; len];
+                    c.reduce_scatter(&all, &mut part, ReduceOp::Max).unwrap();
+                    assert!(part == mine, "{len}");
+                    c.broadcast(&mut part, n - 1).unwrap();
+                    let from_last = |i: i32| i * 3 + n as i32 - 1;
+                    assert!(part.iter().zip(0..).all(|(x, i)| *x == from_last(i)), "{len}");
+                    c.barrier().unwrap();
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn started_calls_overlap() {
+    ranks_over(transports(2, DriverChoice::Auto, 0), "started", &EngineOptions::default(), |c| {
+        let mut handles = Vec::new();
+        for i in 0..20 {
+            let mut buffer = c.alloc::<f32>(10_000 + i).unwrap();
+            buffer.fill(i as f32);
+            handles.push(c.all_reduce_start(buffer, ReduceOp::Sum).unwrap());
+        }
+        for (i, handle) in handles.into_iter().enumerate() {
+            assert!(handle.wait().unwrap().iter().all(|x| *x == 2.0 * i as f32));
+        }
+    });
+}
+
+#[test]
+fn mismatches_show_both_sides() {
+    for eager_bytes in [0, 64 << 10] {
+        let ends = ranks_over(
+            transports(3, DriverChoice::Auto, eager_bytes),
+            "mismatch",
+            &EngineOptions::default(),
+            |c| {
+                let mut x = vec![1.0f32; if c.rank() == 2 { 2000 } else { 1000 }];
+                c.all_reduce(&mut x, ReduceOp::Sum).and_then(|()| c.barrier())
+            },
+        );
+        for end in ends {
+            let text = end.unwrap_err().to_string();
+            assert!(text.contains("f32 x 1000") && text.contains("f32 x 2000"), "{text}");
+        }
+    }
+    // Roots that never meet in a message.
+    let ends = ranks_over(transports(2, DriverChoice::Auto, 0), "roots", &EngineOptions::default(), |c| {
+        c.broadcast(&mut [c.rank(); 50_000], c.rank())
+    });
+    for end in ends {
+        assert!(matches!(end, Err(CollectiveError::Mismatch { .. })), "{end:?}");
+    }
+}
+
+#[test]
+fn a_process_that_vanishes_is_named_even_by_those_who_never_talked_to_it() {
+    // The victim connects to its neighbours and closes its sockets without a goodbye, as a killed process does.
+    let options = EngineOptions { algorithm: Some(Algorithm::Ring), ..EngineOptions::default() };
+    let mut all = transports(4, DriverChoice::Auto, 0);
+    let mut victim = all.remove(2);
+    let reached = Barrier::new(4);
+    within("vanish", || {
+        std::thread::scope(|scope| {
+            for (transport, rank) in all.into_iter().zip([0, 1, 3]) {
+                let (options, reached) = (&options, &reached);
+                scope.spawn(move || {
+                    let c = communicator(transport, rank, 4, options);
+                    reached.wait();
+                    let end = c.all_reduce(&mut vec![1.0f32; 100_000], ReduceOp::Sum);
+                    let Err(CollectiveError::Lost { who, .. }) = &end else { panic!("{end:?}") };
+                    assert_eq!((who.rank, who.pid), (2, 1002), "on rank {rank}");
+                });
+            }
+            let hello = ringway_dataplane::transport::Note::new(b"hello").expect("short");
+            for peer in [1, 3] {
+                victim.note(Peer(peer), &hello).expect("a peer that was introduced");
+            }
+            reached.wait();
+            let mut events = Vec::new();
+            // Until its neighbours are connected, whoever dialled.
+            while [1, 3].iter().any(|peer| victim.why(Peer(*peer)).is_none()) {
+                victim.poll(&mut events);
+            }
+            drop(victim);
+        });
+    });
+}
