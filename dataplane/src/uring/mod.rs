@@ -2,7 +2,7 @@
 //!
 //! - [`transport`]: the [`crate::transport::Transport`]. [`device`]: addresses, listening, socket options.
 //! - [`handshake`]: from a dialled or accepted socket to an agreement. [`connection`]: bytes of one that stands.
-//! - [`wire`]: encoding, pure. [`driver`]: batches of system calls. [`registration`]: regions known to the kernel.
+//! - [`pulse`]: noticing dead links. [`wire`]: encoding, pure. [`driver`]: batches of system calls. [`registration`]: regions known to the kernel.
 //!
 //! `unsafe` is in `driver` and `registration` alone.
 //!
@@ -19,6 +19,7 @@ pub mod driver;
 mod farewell;
 pub mod handshake;
 mod links;
+pub mod pulse;
 pub mod registration;
 mod strangers;
 pub mod transport;

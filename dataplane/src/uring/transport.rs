@@ -95,6 +95,8 @@ pub struct TcpTransport {
     retired: Retired,
     pub(super) done: Vec<Event>,
     polls: u32,
+    /// When the health of busy connections was looked at last.
+    pub(super) felt_at: Instant,
     must_watch: bool,
 }
 
@@ -145,6 +147,7 @@ impl TcpTransport {
             retired: Retired::default(),
             done: Vec::new(),
             polls: 0,
+            felt_at: Instant::now(),
             must_watch: true,
         })
     }
@@ -339,6 +342,7 @@ impl TcpTransport {
         let strangers = !self.dialling.is_empty() || !self.door.is_quiet();
         if self.must_watch || crowded || strangers || self.active.is_empty() || self.polls >= WATCH_EVERY {
             moved |= self.look();
+            self.feel_pulse();
         }
         let active = std::mem::take(&mut self.active);
         moved |= self.pump(&active, !crowded);
@@ -536,7 +540,7 @@ impl Transport for TcpTransport {
                 Way::Dial(dial) => Some(dial.due()),
                 Way::None | Way::Up(_) => None,
             });
-        let due = dials.chain(self.door.due()).min()?;
+        let due = dials.chain(self.door.due()).chain(self.pulse_due()).min()?;
         let left = due.saturating_duration_since(Instant::now());
         // Rounded up, so that it is due when the sleep ends.
         Some(left.as_micros().div_ceil(1000) as u64)

@@ -124,6 +124,36 @@ impl Driver {
     }
 }
 
+/// What the kernel knows of the way to the other host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Health {
+    /// Segments sent and not acknowledged.
+    pub(super) unacknowledged: u32,
+    /// Retransmissions and probes in a row that were not answered.
+    pub(super) unanswered: u32,
+    /// Since the last acknowledgement.
+    pub(super) silent_ms: u32,
+}
+
+/// The health of a connection, or `None` when the kernel does not tell.
+pub(super) fn health(fd: BorrowedFd<'_>) -> Option<Health> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: tcp_info is plain old data; getsockopt writes at most `len` bytes of it, and what an older kernel does
+    // not write stays zero.
+    let (answer, info) = unsafe {
+        let mut info: libc::tcp_info = std::mem::zeroed();
+        let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+        let place = (&raw mut info).cast();
+        let answer = libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, place, &raw mut len);
+        (answer, info)
+    };
+    (answer == 0).then(|| Health {
+        unacknowledged: info.tcpi_unacked,
+        unanswered: u32::from(info.tcpi_retransmits) + u32::from(info.tcpi_probes),
+        silent_ms: info.tcpi_last_ack_recv,
+    })
+}
+
 /// Bytes that were sent and that the other host has not acknowledged.
 pub(super) fn unacknowledged_bytes(fd: BorrowedFd<'_>) -> usize {
     use std::os::fd::AsRawFd;
