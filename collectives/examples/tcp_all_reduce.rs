@@ -1,7 +1,7 @@
 //! All-reduce between two processes over TCP on this host: median and best microseconds by size.
 //!
 //! `cargo run --release -p ringway-collectives --example tcp_all_reduce [-- KEY=VALUE ...]` with any of
-//! `slice=BYTES lanes=N algo=NAME driver=uring|epoll sizes=BYTES,BYTES seconds=S op=sum|max`
+//! `slice=BYTES lanes=N algo=NAME driver=uring|epoll sizes=BYTES,BYTES seconds=S sockbuf=BYTES eager=BYTES`
 
 use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member};
 use ringway_collectives::reduce::ReduceOp;
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 struct Wanted {
     options: EngineOptions,
     driver: DriverChoice,
+    socket_buffer_bytes: Option<u32>,
+    eager_bytes: Option<u32>,
     sizes: Vec<usize>,
     time_per_size: Duration,
 }
@@ -22,6 +24,8 @@ fn wanted(arguments: &[String]) -> Wanted {
     let mut w = Wanted {
         options: EngineOptions::default(),
         driver: DriverChoice::Auto,
+        socket_buffer_bytes: None,
+        eager_bytes: None,
         sizes: vec![8, 2 << 10, 32 << 10, 512 << 10, 8 << 20, 64 << 20],
         time_per_size: Duration::from_millis(500),
     };
@@ -35,6 +39,8 @@ fn wanted(arguments: &[String]) -> Wanted {
             "algo" => w.options.algorithm = Some(value.parse().unwrap_or_else(|e| panic!("{e}"))),
             "driver" if value == "uring" => w.driver = DriverChoice::Uring,
             "driver" if value == "epoll" => w.driver = DriverChoice::Epoll,
+            "sockbuf" => w.socket_buffer_bytes = Some(number() as u32),
+            "eager" => w.eager_bytes = Some(number() as u32),
             "sizes" => w.sizes = value.split(',').map(|s| s.parse().expect("bytes")).collect(),
             "seconds" => w.time_per_size = Duration::from_secs_f64(number()),
             _ => panic!("{argument}: unknown"),
@@ -99,7 +105,9 @@ fn main() {
     arguments.retain(|a| a != "child");
     let w = wanted(&arguments);
     let bind = vec![Bind::new([127, 0, 0, 1].into(), "lo")];
-    let config = Config { driver: w.driver, ..Config::new(u32::from(child), [7; 16], 1, bind) };
+    let mut config = Config { driver: w.driver, ..Config::new(u32::from(child), [7; 16], 1, bind) };
+    config.socket_buffer_bytes = w.socket_buffer_bytes;
+    config.eager_bytes = w.eager_bytes.unwrap_or(config.eager_bytes);
     let mut transport = TcpTransport::new(config).expect("a TCP transport");
     let mine = hex(&transport.address().0);
     if child {

@@ -107,19 +107,22 @@ fn started_calls_end_in_any_order_on_several_communicators() {
 
 #[test]
 fn handles_are_futures() {
-    struct Unpark(std::thread::Thread);
+    // A waker may call back.
+    struct Unpark(std::thread::Thread, Arc<Communicator>);
     impl std::task::Wake for Unpark {
         fn wake(self: Arc<Self>) {
+            assert_eq!(self.1.failure(), None);
             self.0.unpark();
         }
     }
     ranks(2, config(1), &EngineOptions::default(), |c| {
+        let c = Arc::new(c);
         let mut handle = {
             let mut buffer = c.alloc::<f32>(100_000).unwrap();
             buffer.fill(1.5);
             Box::pin(c.all_reduce_start(buffer, ReduceOp::Sum).unwrap())
         };
-        let waker = Arc::new(Unpark(std::thread::current())).into();
+        let waker = Arc::new(Unpark(std::thread::current(), Arc::clone(&c))).into();
         let mut context = std::task::Context::from_waker(&waker);
         let buffer = loop {
             match handle.as_mut().poll(&mut context) {

@@ -78,6 +78,8 @@ pub(super) struct Core {
     pub(super) started: u32,
     /// Whether a call has ended since this was last looked at.
     pub(super) ended: bool,
+    /// Tasks whose calls have ended. Their wakers are foreign code, and are called without the lock.
+    pub(super) to_wake: Vec<std::task::Waker>,
 }
 
 impl Core {
@@ -106,6 +108,7 @@ impl Core {
             closing: false,
             started: 0,
             ended: false,
+            to_wake: Vec::new(),
             options,
         }
     }
@@ -398,9 +401,7 @@ impl Core {
         let used = if run.request.is_collective() { &mut self.depth_used } else { &mut self.messages_used };
         if run.started {
             self.started -= 1;
-            if let Some(waker) = run.waker.take() {
-                waker.wake();
-            }
+            self.to_wake.extend(run.waker.take());
         }
         let orphan = run.orphan;
         if was_queued {

@@ -69,7 +69,10 @@ impl<T: Element> Future for Handle<T> {
         let mut core = this.owner.lock();
         let run = &mut core.runs[usize::from(this.slot)];
         if run.phase != Phase::Done {
-            run.waker = Some(cx.waker().clone());
+            let old = run.waker.replace(cx.waker().clone());
+            drop(core);
+            // Foreign code, so without the lock.
+            drop(old);
             return Poll::Pending;
         }
         let claim = this.claim.take().expect("a handle is not polled after it was ready");
@@ -93,7 +96,10 @@ impl<T: Element> Drop for Handle<T> {
             core.take_orphan(self.slot);
         } else {
             run.orphan = true;
-            run.waker = None;
+            let waker = run.waker.take();
+            drop(core);
+            // Foreign code, so without the lock.
+            drop(waker);
         }
     }
 }

@@ -7,6 +7,7 @@
 //! - **D1** Nobody sleeps with the lock held. Who changes something while the driver sleeps wakes it.
 //! - **D2** A driver that keeps polling lets go of the lock whenever somebody waits for it.
 //! - **D3** Whoever stops driving tells those who follow, so that one of them takes over.
+//! - **D4** No foreign code runs with the lock held, but for [`OnFailure`](super::OnFailure).
 
 #![forbid(unsafe_code)]
 
@@ -81,6 +82,9 @@ impl Shared {
             }
         };
         self.obey(&mut core);
+        if !core.to_wake.is_empty() && core.driver == Driver::Nobody {
+            self.changed.notify_all();
+        }
         core
     }
 
@@ -89,7 +93,7 @@ impl Shared {
         if core.asleep > 0 {
             self.waker.wake();
         }
-        if core.driver == Driver::Nobody && core.started > 0 {
+        if core.driver == Driver::Nobody && core.wants_background() {
             self.changed.notify_all();
         }
     }
@@ -145,7 +149,7 @@ impl Shared {
 
     /// D3
     fn hand_on(&self, core: &Core) {
-        if core.followers > 0 || (core.background && core.started > 0) {
+        if core.followers > 0 || core.wants_background() {
             self.changed.notify_all();
         }
     }
@@ -160,6 +164,10 @@ impl Shared {
                 core.ended = false;
                 if core.followers > 0 {
                     self.changed.notify_all();
+                }
+                core = self.rouse_tasks(core);
+                if core.driver != me {
+                    return core;
                 }
             }
             if done(&core) {
@@ -196,6 +204,17 @@ impl Shared {
         }
     }
 
+    /// Wakes the tasks whose calls have ended, without the lock.
+    fn rouse_tasks<'a>(&'a self, mut core: Guard<'a>) -> Guard<'a> {
+        if core.to_wake.is_empty() {
+            return core;
+        }
+        let tasks = std::mem::take(&mut core.to_wake);
+        drop(core);
+        tasks.into_iter().for_each(std::task::Waker::wake);
+        self.lock()
+    }
+
     /// D2
     fn give_way<'a>(&'a self, core: Guard<'a>) -> Guard<'a> {
         drop(core);
@@ -228,10 +247,14 @@ impl Shared {
         core
     }
 
-    /// The background thread: drives while started calls are under way and nobody else drives.
+    /// The background thread: wakes tasks, and drives while started calls are under way and nobody else drives.
     fn background(&self) {
         let mut core = self.lock();
         while !core.closing {
+            core = self.rouse_tasks(core);
+            if core.closing {
+                break;
+            }
             if core.started == 0 || core.driver != Driver::Nobody {
                 core = ignore_poison(self.changed.wait(core));
                 continue;
@@ -271,6 +294,13 @@ impl Owner {
         std::thread::Builder::new().name("ringway-progress".into()).spawn(move || shared.background())?;
         core.background = true;
         Ok(())
+    }
+}
+
+impl Core {
+    /// Whether there is something to do for the background thread.
+    fn wants_background(&self) -> bool {
+        self.background && (self.started > 0 || !self.to_wake.is_empty())
     }
 }
 
