@@ -1,11 +1,11 @@
 //! Measures one TCP transport between two processes, spinning.
 //!
 //! ```text
-//! pingpong server [auto|uring|epoll] [register|plain]     # prints its address; start it first
-//! pingpong client ADDRESS [auto|uring|epoll] [register|plain]
+//! pingpong server [auto|uring|epoll] [register|plain] [IP]     # prints its address; start it first
+//! pingpong client ADDRESS [auto|uring|epoll] [register|plain] [IP]
 //! ```
 //! The client's address goes to the server through its standard input: paste the line that the client prints. With
-//! `pingpong both …` the program starts its own second process.
+//! `pingpong both …` the program starts its own second process. IP is the address to listen on, 127.0.0.1 if not given.
 
 use ringway_dataplane::memory::{Pool, Region};
 use ringway_dataplane::transport::{Address, Event, Op, OpId, Peer, Stamp, Tag, Transport};
@@ -164,13 +164,14 @@ impl Side {
     }
 }
 
-fn side(me: u32, driver: &str, register: &str) -> Result<Side, Failure> {
+fn side(me: u32, driver: &str, register: &str, ip: &str) -> Result<Side, Failure> {
     let driver = match driver {
         "uring" => DriverChoice::Uring,
         "epoll" => DriverChoice::Epoll,
         _ => DriverChoice::Auto,
     };
-    let bind = Bind::new(std::net::Ipv4Addr::LOCALHOST.into(), "lo");
+    let ip = if ip.is_empty() { std::net::Ipv4Addr::LOCALHOST.into() } else { ip.parse()? };
+    let bind = Bind::new(ip, "as given");
     let config = Config { driver, ..Config::new(me, [7; 16], u64::from(me) + 1, vec![bind]) };
     let pool = Pool::default();
     let (source, target) = (pool.region(16 << 20)?, pool.region(16 << 20)?);
@@ -190,7 +191,7 @@ fn main() -> Result<(), Failure> {
     let arg = |i: usize| args.get(i).map_or("", String::as_str);
     match arg(0) {
         "server" => {
-            let mut side = side(0, arg(1), arg(2))?;
+            let mut side = side(0, arg(1), arg(2), arg(3))?;
             println!("{}", hex(&side.transport.address()));
             let mut line = String::new();
             std::io::stdin().read_line(&mut line)?;
@@ -199,7 +200,7 @@ fn main() -> Result<(), Failure> {
             side.transport.leave(1000);
         }
         "client" => {
-            let mut side = side(1, arg(2), arg(3))?;
+            let mut side = side(1, arg(2), arg(3), arg(4))?;
             println!("{}", hex(&side.transport.address()));
             side.transport.connect(side.peer, &unhex(arg(1))?)?;
             side.run(true)?;
@@ -207,7 +208,7 @@ fn main() -> Result<(), Failure> {
         }
         "both" => {
             let mut server = Command::new(std::env::current_exe()?)
-                .args(["server", arg(1), arg(2)])
+                .args(["server", arg(1), arg(2), arg(3)])
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()?;
@@ -216,7 +217,7 @@ fn main() -> Result<(), Failure> {
             };
             let mut line = String::new();
             BufReader::new(from).read_line(&mut line)?;
-            let mut side = side(1, arg(1), arg(2))?;
+            let mut side = side(1, arg(1), arg(2), arg(3))?;
             writeln!(to, "{}", hex(&side.transport.address()))?;
             side.transport.connect(side.peer, &unhex(&line)?)?;
             side.run(true)?;

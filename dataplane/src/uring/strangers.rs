@@ -202,7 +202,7 @@ impl TcpTransport {
         greet(&socket, &Greeting::Welcome(self.identity(id.from, id.from_incarnation, id.nonce)))?;
         self.stop_dialling(at);
         self.watch.change(&socket, Token::Link(at), false);
-        self.establish(at, socket, remote, id, "accepted from");
+        self.establish(at, socket, remote, id, "accepted");
         Ok(())
     }
 
