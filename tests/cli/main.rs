@@ -4,7 +4,9 @@
 //! it any more. A limit only bounds a test that fails.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod doctor;
+mod failures;
 mod process;
 mod run;
 mod serve;

@@ -1,0 +1,97 @@
+//! `ringway bench`: the table, its formats, and bad flags.
+
+use crate::process::{Run, ringway};
+
+fn bench(arguments: &[&str]) -> crate::process::End {
+    let mut command = ringway(&["bench"]);
+    command.args(arguments);
+    Run::start(command).end()
+}
+
+#[test]
+fn the_table_is_verified_and_names_the_transport() {
+    let end = bench(&["all-reduce", "-n", "4", "--sizes", "0,4,12,64K,1M", "--iters", "3"]);
+    assert_eq!(end.code(), 0, "{end:?}");
+    let rows: Vec<&String> = end.stdout.iter().filter(|l| !l.starts_with('#')).collect();
+    assert_eq!(rows.len(), 5, "{end:?}");
+    for row in &rows {
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words[8], "0", "#wrong of {row}");
+        assert!(["uring", "epoll"].contains(words.last().unwrap()), "transport of {row}");
+    }
+    let who = end.stdout.iter().filter(|l| l.contains(" pid ") && l.contains(" by "));
+    assert_eq!(who.count(), 4, "one line per rank says how it is reached: {end:?}");
+    assert!(end.stdout.iter().any(|l| l.contains("0 OK")));
+}
+
+#[test]
+fn every_collective_is_verified_on_ranks_that_divide_nothing() {
+    let all = [
+        "reduce-scatter",
+        "all-gather",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "all-to-all",
+        "send-recv",
+        "all-reduce",
+    ];
+    for collective in all {
+        let more: &[&str] = if ["broadcast", "reduce", "gather", "scatter"].contains(&collective) {
+            &["-r", "2"]
+        } else {
+            &[]
+        };
+        let end = bench(
+            &[&[collective, "-n", "3", "--sizes", "4,1000,300K", "--iters", "2", "--csv", "-d", "i16"], more]
+                .concat(),
+        );
+        assert_eq!(end.code(), 0, "{collective}: {end:?}");
+        let wrong: Vec<&str> = end.stdout.iter().skip(1).map(|l| l.split(',').nth(11).unwrap()).collect();
+        assert_eq!(wrong, ["0", "0", "0"], "{collective}: {end:?}");
+    }
+}
+
+#[test]
+fn json_is_json_and_one_rank_is_enough() {
+    let end = bench(&["all-reduce", "-n", "1", "--sizes", "1K", "--iters", "2", "--json", "--started"]);
+    assert_eq!(end.code(), 0, "{end:?}");
+    let whole: serde_json::Value = serde_json::from_str(&end.stdout.join("\n")).unwrap();
+    assert_eq!(whole["rows"][0]["wrong"], 0);
+    assert_eq!(whole["ranks"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn the_epoll_driver_is_used_and_named_when_it_is_chosen() {
+    let mut command = ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "8,1M", "--iters", "2"]);
+    command.env("RINGWAY_IO_DRIVER", "epoll");
+    let end = Run::start(command).end();
+    assert_eq!(end.code(), 0, "{end:?}");
+    assert!(end.stdout.iter().filter(|l| !l.starts_with('#')).all(|l| l.ends_with("epoll")), "{end:?}");
+}
+
+#[test]
+fn flags_that_make_no_sense_are_refused_before_anything_starts() {
+    for (arguments, says) in [
+        (&["all-reduce", "-b", "8", "-e", "4"][..], "above"),
+        (&["all-reduce", "-o", "xor", "-d", "f32"], "xor"),
+        (&["all-reduce", "-d", "float128"], "float128"),
+        (&["all-reduce", "-n", "0"], "0"),
+        (&["all-reduce", "--sizes", "many"], "many"),
+        (&["broadcast", "--started"], "started"),
+        (&["no-such"], "no-such"),
+    ] {
+        let end = bench(arguments);
+        assert!(end.code() != 0 && end.stderr.contains(says), "{arguments:?}: {end:?}");
+        assert!(end.stdout.is_empty(), "{arguments:?}: {end:?}");
+    }
+}
+
+#[test]
+fn an_unknown_setting_is_refused_with_the_one_that_was_meant() {
+    let mut command = ringway(&["bench", "all-reduce"]);
+    command.env("RINGWAY_SLICE_BYTE", "4096");
+    let end = Run::start(command).end();
+    assert!(end.code() != 0 && end.stderr.contains("RINGWAY_SLICE_BYTES"), "{end:?}");
+}

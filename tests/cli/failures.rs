@@ -1,0 +1,164 @@
+//! What all ranks are told when one dies, stops or errs: the failure contract, on processes.
+
+use crate::process::{End, Run, command, ringway};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The program of `examples/failures.rs`, built if this test was run alone.
+fn failures() -> &'static str {
+    static PATH: OnceLock<String> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let beside = PathBuf::from(env!("CARGO_BIN_EXE_ringway")).with_file_name("examples").join("failures");
+        if !beside.exists() {
+            let built = Command::new(env!("CARGO"))
+                .args(["build", "--example", "failures"])
+                .current_dir(env!("CARGO_MANIFEST_DIR"))
+                .status();
+            assert!(built.expect("cargo runs").success());
+        }
+        beside.to_str().expect("a plain path").to_owned()
+    })
+}
+
+fn mistake(words: &[&str]) -> End {
+    let mut command = ringway(&["run", "-n", "4", "--", failures()]);
+    command.args(words);
+    Run::start(command).end()
+}
+
+/// What each of 4 ranks said, by rank.
+fn by_rank(end: &End) -> Vec<&str> {
+    (0..4)
+        .map(|r| {
+            let begins = format!("rank {r}: ");
+            let line = end.stdout.iter().find_map(|l| l.strip_prefix(&begins));
+            line.unwrap_or_else(|| panic!("rank {r} said nothing: {end:?}"))
+        })
+        .collect()
+}
+
+#[test]
+fn mismatched_calls_are_errors_on_every_rank_that_show_both_sides() {
+    for (words, ours, theirs) in [
+        ("count", "1000", "2000"),
+        ("type", "f32", "i32"),
+        ("operation", "sum", "max"),
+        ("root", "root 0", "root 3"),
+        ("order", "all_reduce", "broadcast"),
+        ("skip", "all_reduce", "barrier"),
+    ] {
+        let end = mistake(&[words]);
+        assert_ne!(end.code(), 0, "{words}: {end:?}");
+        for said in by_rank(&end) {
+            assert!(said.contains("mismatched calls"), "{words}: {said}");
+            assert!(said.contains(ours) && said.contains(theirs), "{words}: {said}");
+            assert!(said.contains("pid "), "{words}: {said}");
+        }
+    }
+}
+
+#[test]
+fn an_abort_reaches_all_ranks_with_the_words_of_the_one() {
+    let end = mistake(&["abort"]);
+    for said in by_rank(&end) {
+        assert!(said.contains("the data of shard 7 is damaged") && said.contains("rank 3"), "{said}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_costs_waiting_and_nothing_else() {
+    let end = mistake(&["late", "700"]);
+    assert_eq!(end.code(), 0, "{end:?}");
+    assert!(by_rank(&end).iter().all(|said| *said == "fine"));
+}
+
+#[test]
+fn a_rank_that_exits_without_a_word_is_named_by_the_others() {
+    let end = mistake(&["exit"]);
+    assert_eq!(end.code(), 3, "the first failure's exit code: {end:?}");
+    for rank in 0..3 {
+        let begins = format!("rank {rank}: rank 3 on host ");
+        assert!(end.stdout.iter().any(|l| l.starts_with(&begins) && l.contains("was lost")), "{end:?}");
+    }
+}
+
+/// A long benchmark of 4 ranks, and the ranks' process ids, once it runs.
+fn running_bench(heartbeat_ms: Option<&str>) -> (Run, Vec<i32>) {
+    let mut command =
+        ringway(&["bench", "all-reduce", "-n", "4", "--sizes", "1M", "--iters", "1000000", "-w", "1"]);
+    if let Some(ms) = heartbeat_ms {
+        command.env("RINGWAY_HEARTBEAT_TIMEOUT_MS", ms);
+    }
+    let run = Run::start(command);
+    let mut pids = Vec::new();
+    loop {
+        let line = run.line();
+        if let Some((_, pid)) = line.split_once(" pid ") {
+            pids.push(pid.split(':').next().unwrap().parse().unwrap());
+        }
+        // The last line of the head: from here on the ranks reduce.
+        if line.contains("(elements)") {
+            assert_eq!(pids.len(), 4);
+            return (run, pids);
+        }
+    }
+}
+
+fn signal(pid: i32, signal: Signal) {
+    kill_process(Pid::from_raw(pid).unwrap(), signal).expect("the rank is there");
+}
+
+#[test]
+fn a_killed_rank_is_named_by_all_others() {
+    for victim in 0..4 {
+        let (run, pids) = running_bench(None);
+        signal(pids[victim], Signal::KILL);
+        let end = run.end();
+        assert_eq!(end.code(), 128 + 9, "{end:?}");
+        for rank in (0..4).filter(|r| *r != victim) {
+            let says = format!("ringway bench: rank {rank}: rank {victim} on host ");
+            let line = end.stderr.lines().find(|l| l.starts_with(&says));
+            let line = line.unwrap_or_else(|| panic!("rank {rank} does not name rank {victim}: {end:?}"));
+            assert!(line.contains(&format!("(pid {}) was lost", pids[victim])), "{line}");
+            assert!(line.contains("all_reduce") || line.contains("barrier"), "the operation: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_once_the_heartbeat_limit_is_over() {
+    let (run, pids) = running_bench(Some("1500"));
+    signal(pids[2], Signal::STOP);
+    // The survivors name it; the launcher then ends the stopped one.
+    let end = run.end();
+    for rank in [0, 1, 3] {
+        let says = format!("ringway bench: rank {rank}: rank 2 on host ");
+        let line = end.stderr.lines().find(|l| l.starts_with(&says));
+        assert!(line.is_some_and(|l| l.contains("heartbeat")), "rank {rank}: {end:?}");
+    }
+}
+
+#[test]
+fn an_unreachable_coordinator_is_named_with_what_to_do() {
+    let mut rank = command(failures());
+    rank.arg("count").env("RINGWAY_RANK", "1").env("RINGWAY_WORLD_SIZE", "2");
+    rank.env("RINGWAY_COORDINATOR", "127.0.0.1:9").env("RINGWAY_JOIN_TIMEOUT_MS", "1000");
+    let end = Run::start(rank).end();
+    assert_ne!(end.code(), 0);
+    assert!(end.stderr.contains("127.0.0.1:9"), "{end:?}");
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_by_those_that_wait() {
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = server.local_addr().unwrap().to_string();
+    drop(server);
+    let mut rank = command(failures());
+    rank.arg("count").env("RINGWAY_RANK", "0").env("RINGWAY_WORLD_SIZE", "3");
+    rank.env("RINGWAY_COORDINATOR", at).env("RINGWAY_JOIN_TIMEOUT_MS", "1000");
+    let end = Run::start(rank).end();
+    assert_ne!(end.code(), 0);
+    assert!(end.stderr.contains("task:1") && end.stderr.contains("task:2"), "{end:?}");
+}
