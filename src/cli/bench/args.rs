@@ -86,7 +86,7 @@ pub(crate) struct BenchArgs {
     #[arg(value_enum)]
     pub(super) collective: Bench,
     /// Ranks to start on this host; under a launcher (ringway run, mpirun, srun, torchrun) it joins that one's instead
-    #[arg(short = 'n', long, value_name = "RANKS")]
+    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) ranks: Option<u32>,
     /// Smallest size of the sweep (bytes; K, M, G)
     #[arg(short = 'b', long, value_parser = sizes::parse, default_value = "8")]

@@ -69,11 +69,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, BenchError> {
     Ok(match measure::sweep(&comm, args) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(wrong) => {
-            eprintln!("ringway bench: rank {}: {wrong} elements were wrong", comm.rank());
+            super::say(&format!("bench: rank {}: {wrong} elements were wrong", comm.rank()));
             ExitCode::from(EXIT_FAILED)
         }
         Err(error) => {
-            eprintln!("ringway bench: rank {}: {error}", comm.rank());
+            super::say(&format!("bench: rank {}: {error}", comm.rank()));
             ExitCode::from(EXIT_FAILED)
         }
     })

@@ -152,7 +152,10 @@ fn wait_for_ranks(args: &Args, ranks: &mut Ranks, signals: &mut Signals) -> io::
     let start = Instant::now();
     let mut ending = Ending::new(grace);
     loop {
-        for (rank, pid, outcome) in ranks.reap()? {
+        let mut ended = ranks.reap()?;
+        // Of ranks that ended between two looks, one that was killed is the cause, and the others' errors follow from it.
+        ended.sort_by_key(|(.., outcome)| matches!(outcome, Outcome::Exited(_)));
+        for (rank, pid, outcome) in ended {
             if ending.ended(rank, outcome, start.elapsed()) {
                 report_failure(rank, pid, outcome, ranks.running(), args.ranks);
             }
