@@ -69,6 +69,8 @@ impl Side {
                             self.target.restore(c.lease)?;
                         }
                     }
+                    // It was done before us.
+                    Event::Left { .. } => {}
                     other => return Err(format!("{other:?}").into()),
                 }
             }
