@@ -9,8 +9,9 @@ use ringway_dataplane::memory::Pool;
 use std::fmt;
 use std::sync::Arc;
 
-/// Default of [`EngineOptions::slices_in_flight`].
-pub const DEFAULT_SLICES_IN_FLIGHT: u32 = 4;
+/// Default of [`EngineOptions::slices_in_flight`]: one is combined while the next is on the wire. More of them leave the
+/// cache (measured over TCP with 2 ranks and 64 MiB: 15.7 ms with 2, 17.6 ms with 4).
+pub const DEFAULT_SLICES_IN_FLIGHT: u32 = 2;
 /// Most slices in flight that may be set: lanes of one call are numbered in as many bits.
 pub const MAX_SLICES_IN_FLIGHT: u32 = 16;
 /// Default of [`EngineOptions::inquiry_ms`].

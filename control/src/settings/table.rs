@@ -229,7 +229,7 @@ pub const TABLE: &[Setting] = &[
     ),
     row(
         "RINGWAY_SLICES_IN_FLIGHT",
-        Kind::AutoOrNumber { min: 1, max: 64 },
+        Kind::AutoOrNumber { min: 1, max: 16 },
         Some("auto"),
         "",
         "How many slices of one collective are under way at once.",
