@@ -1,7 +1,7 @@
-//! All-reduce of f32 sums by ranks that are threads of this process, by size, algorithm and transport.
+//! All-reduce of f32 sums by size, algorithm and transport: by ranks that are threads of this process, and by real
+//! processes.
 //!
-//! Bytes counted are those of one rank's buffer (algbw). Ranks beyond the cores take turns, so compare lines
-//! of one run. Real processes: `ringway bench all-reduce`.
+//! Bytes counted are those of one rank's buffer (algbw). Ranks beyond the cores take turns, so compare lines of one run.
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member};
@@ -11,6 +11,7 @@ use ringway_dataplane::memory::Buffer;
 use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, TcpTransport};
 use std::net::Ipv4Addr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const SIZES: [usize; 5] = [8, 4 << 10, 256 << 10, 8 << 20, 64 << 20];
@@ -110,6 +111,31 @@ fn all_reduce(c: &mut Criterion) {
     }
 }
 
+/// The mean time of `count` all-reduces of `bytes` by two processes, as `ringway bench` measures it, times `count`.
+fn processes_once(bytes: usize, count: u64) -> Duration {
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_ringway"));
+    bench.args(["bench", "all-reduce", "-n", "2", "--csv", "-c", "0", "-w", "2"]);
+    bench.args(["--sizes", &bytes.to_string(), "--iters", &count.to_string()]);
+    let done = bench.output().expect("ringway starts");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let text = String::from_utf8(done.stdout).expect("CSV is text");
+    let mean_us =
+        text.lines().nth(1).and_then(|row| row.split(',').nth(8)).and_then(|us| us.parse::<f64>().ok());
+    Duration::from_secs_f64(mean_us.expect("a row with its time") * count as f64 / 1e6)
+}
+
+fn processes(c: &mut Criterion) {
+    let mut group = c.benchmark_group("tcp 2 processes");
+    group.sampling_mode(SamplingMode::Flat);
+    for bytes in SIZES {
+        group.throughput(Throughput::Bytes(bytes as u64));
+        group.bench_function(BenchmarkId::new("chosen", bytes), |b| {
+            b.iter_custom(|count| processes_once(bytes, count));
+        });
+    }
+    group.finish();
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default()
@@ -118,6 +144,6 @@ criterion_group! {
         .without_plots()
         .warm_up_time(Duration::from_millis(100))
         .measurement_time(Duration::from_millis(400));
-    targets = all_reduce
+    targets = all_reduce, processes
 }
 criterion_main!(benches);
