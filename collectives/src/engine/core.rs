@@ -13,7 +13,7 @@
 
 use super::communicator::Choice;
 use super::error::CollectiveError;
-use super::fingerprint::Call;
+use super::fingerprint::{Call, cutting};
 use super::group::Group;
 use super::layout::{Area, INPUT, OUTPUT, WORK};
 use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
@@ -446,7 +446,8 @@ impl Core {
     }
 
     /// Adds a communicator. Its index stays valid until [`Core::close`].
-    pub(super) fn add_group(&mut self, group: Group) -> usize {
+    pub(super) fn add_group(&mut self, mut group: Group) -> usize {
+        group.history = cutting(&self.options, self.caps.depth);
         self.retired.retain(|(id, _)| *id != group.info.id);
         match self.groups.iter().position(Option::is_none) {
             Some(index) => {

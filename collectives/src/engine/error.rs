@@ -130,9 +130,11 @@ impl fmt::Display for During {
     }
 }
 
-/// Says so when two calls differ in nothing but in what came before them.
+/// Says so when two calls differ in nothing but in what came before them: other calls, or how the engines were made.
 fn earlier(ours: &Call, theirs: &Call) -> &'static str {
-    if ours.same_but_history(theirs) {
+    if ours.same_but_history(theirs) && ours.seq == 0 {
+        ", and the two cut it differently: every rank needs the same slice_bytes, slices_in_flight and costs"
+    } else if ours.same_but_history(theirs) {
         ", and an earlier call of theirs differed without any message between them to show it"
     } else {
         ""

@@ -42,7 +42,7 @@ impl Core {
                     who: group.who(rank),
                     during,
                     evidence:
-                        "it cuts the same call differently: every rank needs the same slice_bytes and costs"
+                        "it sends the same call otherwise: every rank needs the same check and slice_bytes"
                             .to_owned(),
                 },
                 Some(theirs) => CollectiveError::Mismatch {

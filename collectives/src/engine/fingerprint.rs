@@ -12,10 +12,13 @@
 //!      22..24  digest of all earlier calls on the communicator
 //! ```
 //! Integers are little-endian. The digest makes the next message after a mismatch that no message has shown (two
-//! broadcasts from different roots, both finished by eager sends) fail instead of silently going on.
+//! broadcasts from different roots, both finished by eager sends) fail instead of silently going on. It begins with
+//! [`cutting`], so that ranks which would cut the same call differently find out in the first one, not by waiting for
+//! messages that never come.
 
 #![forbid(unsafe_code)]
 
+use super::options::EngineOptions;
 use crate::reduce::ReduceOp;
 use crate::schedule::{Algorithm, Collective};
 use ringway_dataplane::memory::DType;
@@ -90,18 +93,35 @@ impl Call {
 
     /// The digest of all calls up to and including this one.
     pub(crate) fn history_after(&self) -> u16 {
-        // FNV-1a over the stamp, which holds the digest so far; folded to 16 bits.
-        let digest =
-            self.stamp().0.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
-                (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3)
-            });
-        (digest ^ (digest >> 16) ^ (digest >> 32) ^ (digest >> 48)) as u16
+        // The stamp holds the digest so far.
+        digest(self.stamp().0)
     }
 
     /// Whether two calls of one number are the same call, so that only what came before them may differ.
     pub(crate) fn same_but_history(&self, other: &Call) -> bool {
         Call { history: 0, ..*self } == Call { history: 0, ..*other }
     }
+}
+
+/// FNV-1a, folded to 16 bits.
+fn digest(bytes: impl IntoIterator<Item = u8>) -> u16 {
+    let digest = bytes
+        .into_iter()
+        .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
+    (digest ^ (digest >> 16) ^ (digest >> 32) ^ (digest >> 48)) as u16
+}
+
+/// Digest of what, besides the call itself, decides how a call is cut into messages and which tags they have: all ranks
+/// of a communicator must have it in common. `depth` is the transport's.
+pub(crate) fn cutting(options: &EngineOptions, depth: u32) -> u16 {
+    let EngineOptions { slice_bytes, slices_in_flight, costs, .. } = options;
+    let slice_bytes = slice_bytes.map_or(0, |bytes| bytes as u64);
+    let costs = [costs.latency_us, costs.message_us, costs.bytes_per_us, costs.reduce_bytes_per_us];
+    let words = [slice_bytes, u64::from(*slices_in_flight), u64::from(depth)]
+        .into_iter()
+        .chain(costs.map(f64::to_bits))
+        .chain([u64::from(options.costs.offloaded)]);
+    digest(words.flat_map(u64::to_le_bytes))
 }
 
 /// The stamp of slice `slice` of the call whose slice 0 has the stamp `call`.

@@ -35,8 +35,8 @@ impl fmt::Debug for OnFailure {
     }
 }
 
-/// Settings of an engine. All ranks of a group must agree on `slice_bytes`, `costs`, `algorithm` and `check`; disagreement is
-/// found as a mismatch.
+/// Settings of an engine. All ranks of a group must agree on `slice_bytes`, `slices_in_flight`, `costs`, `algorithm` and
+/// `check`; disagreement is found as a mismatch.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Bytes of every chunk that one slice covers; `None` for what the cost model finds best.

@@ -5,7 +5,7 @@ use crate::engine::error::CollectiveError;
 use crate::engine::options::EngineOptions;
 use crate::engine::plan::{Request, What};
 use crate::reduce::ReduceOp;
-use crate::schedule::Collective;
+use crate::schedule::{Collective, LinkCosts};
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::{CauseKind, LoopbackConfig};
 
@@ -125,6 +125,39 @@ fn mismatched_calls_are_errors_on_all_ranks_that_show_both_sides() {
                         ours != theirs && (ours_who.rank == odd as u32) != (theirs_who.rank == odd as u32),
                         "{dead}"
                     );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_would_cut_calls_differently_is_found_in_the_first_one() {
+    let base = EngineOptions { slice_bytes: Some(256), ..EngineOptions::default() };
+    let costs = LinkCosts { latency_us: 3.5, ..base.costs };
+    let others = [
+        EngineOptions { slices_in_flight: 1, ..base.clone() },
+        EngineOptions { slice_bytes: Some(512), ..base.clone() },
+        EngineOptions { slice_bytes: None, ..base.clone() },
+        EngineOptions { costs, ..base.clone() },
+    ];
+    for (v, other) in others.into_iter().enumerate() {
+        for (n, odd, count) in [(2, 0, 0), (3, 2, 1), (3, 1, 10_000), (5, 4, 10_000)] {
+            for eager_bytes in [0, 1 << 16] {
+                let mut options = vec![base.clone(); n];
+                options[odd] = other.clone();
+                let config = LoopbackConfig { seed: v as u64, eager_bytes, depth: 64, reorder: true };
+                let mut w = World::of(config, &options);
+                make_all(&mut w, &vec![request(Collective::AllReduce, count); n]);
+                w.quiesce();
+                for rank in 0..n {
+                    let dead = w.cores[rank].check(0).expect_err("the group is dead");
+                    let said = dead.to_string();
+                    assert!(
+                        said.contains("the two cut it differently"),
+                        "variant {v}, {n} ranks, rank {rank}: {said}"
+                    );
+                    assert!(said.contains(&format!("rank {odd} on host")), "{said}");
                 }
             }
         }

@@ -49,15 +49,21 @@ pub(super) fn info(id: u32, ranks: &[u32], my_rank: u32) -> GroupInfo {
 
 impl World {
     pub(super) fn new(ranks: u32, config: LoopbackConfig, options: &EngineOptions) -> World {
+        World::of(config, &vec![options.clone(); ranks as usize])
+    }
+
+    /// A rank for each of these.
+    pub(super) fn of(config: LoopbackConfig, options: &[EngineOptions]) -> World {
+        let ranks = options.len() as u32;
         let hub = Hub::new(config);
         let all: Vec<u32> = (0..ranks).collect();
         let cores = hub.group(ranks).unwrap().into_iter().zip(0u32..).map(|(transport, rank)| {
-            let mut core = Core::new(Box::new(transport), options.clone());
+            let mut core = Core::new(Box::new(transport), options[rank as usize].clone());
             core.add_group(Group::new(info(1, &all, rank)).unwrap());
             core
         });
         let cores = cores.collect();
-        let label = format!("{ranks} ranks, {config:?}, {:?}", options.algorithm);
+        let label = format!("{ranks} ranks, {config:?}, {:?}", options[0].algorithm);
         World { hub, cores, rng: Rng(config.seed), now: Instant::now(), label }
     }
 
