@@ -32,10 +32,10 @@ pub enum EndpointError {
         /// Those that are off.
         off: String,
     },
-    /// Two have the same name.
-    #[error("there are two transports named {name}")]
+    /// Two speak the same, so that a peer could not tell them apart.
+    #[error("there are two transports that speak {name}")]
     Twice {
-        /// The name.
+        /// What they speak.
         name: &'static str,
     },
     /// One cannot be slept on, or the system is out of file descriptors.
@@ -66,7 +66,10 @@ struct Route {
 
 struct Way {
     transport: Box<dyn Transport>,
+    /// What people read.
     name: &'static str,
+    /// What is offered to peers ([`Caps::speaks`]).
+    speaks: &'static str,
     required: bool,
 }
 
@@ -82,18 +85,18 @@ impl Endpoint {
     /// An endpoint of these transports, most preferred first, each with its policy.
     ///
     /// # Errors
-    /// [`EndpointError`] when none is on, two have one name, or several cannot be slept on together.
+    /// [`EndpointError`] when none is on, two speak the same, or several cannot be slept on together.
     pub fn new(transports: Vec<(Box<dyn Transport>, Policy)>) -> Result<Endpoint, EndpointError> {
         let (mut ways, mut off): (Vec<Way>, Vec<&'static str>) = (Vec::new(), Vec::new());
         for (transport, policy) in transports {
-            let name = transport.caps().name;
-            if ways.iter().any(|w| w.name == name) {
-                return Err(EndpointError::Twice { name });
+            let Caps { name, speaks, .. } = transport.caps();
+            if ways.iter().any(|w| w.speaks == speaks) {
+                return Err(EndpointError::Twice { name: speaks });
             }
             match policy {
                 Policy::Off => off.push(name),
                 Policy::Require | Policy::Prefer => {
-                    ways.push(Way { transport, name, required: policy == Policy::Require });
+                    ways.push(Way { transport, name, speaks, required: policy == Policy::Require });
                 }
             }
         }
@@ -110,8 +113,11 @@ impl Endpoint {
     }
 
     fn offers(&self) -> Vec<Offer> {
-        let offer =
-            |w: &Way| Offer { name: w.name.to_owned(), required: w.required, address: w.transport.address() };
+        let offer = |w: &Way| Offer {
+            name: w.speaks.to_owned(),
+            required: w.required,
+            address: w.transport.address(),
+        };
         self.ways.iter().map(offer).collect()
     }
 
@@ -137,7 +143,7 @@ impl Endpoint {
                     record.chosen = Some(way.name.to_owned());
                     return (Some(mine), record);
                 }
-                Err(why) => record.reject(way.name, why.to_string()),
+                Err(why) => record.reject(way.speaks, why.to_string()),
             }
         }
         (None, record)
@@ -180,6 +186,7 @@ impl Transport for Endpoint {
     fn caps(&self) -> Caps {
         let one = |a: Caps, b: Caps| Caps {
             name: "fabric",
+            speaks: "fabric",
             max_message_bytes: a.max_message_bytes.min(b.max_message_bytes),
             eager_bytes: a.eager_bytes.min(b.eager_bytes),
             depth: a.depth.min(b.depth),
@@ -328,7 +335,7 @@ fn no_way(ways: &[Way], theirs: &[Offer], record: &Record) -> String {
     let list = |names: Vec<&str>| if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
     format!(
         "this side offers {}, the peer {}: {record}",
-        list(ways.iter().map(|w| w.name).collect()),
+        list(ways.iter().map(|w| w.speaks).collect()),
         list(theirs.iter().map(|o| o.name.as_str()).collect())
     )
 }
@@ -339,6 +346,7 @@ mod tests {
     use crate::fabric::{WaitOutcome, Waiter};
     use crate::memory::Pool;
     use crate::transport::{CauseKind, Hub, LoopbackConfig, Named, Stamp, Tag};
+    use crate::uring::{Bind, Config, DriverChoice, TcpTransport};
 
     fn endpoint(ways: &[(&Hub, &'static str, Policy)], me: u32) -> Endpoint {
         let way = |(hub, name, policy): &(&Hub, &'static str, Policy)| {
@@ -434,6 +442,29 @@ mod tests {
         assert!(matches!(x.connect(Peer(2), &Address(vec![7])), Err(ConnectError::BadAddress { .. })));
         let off: Vec<(Box<dyn Transport>, Policy)> = vec![(Box::new(a.join(Peer(5)).unwrap()), Policy::Off)];
         assert!(matches!(Endpoint::new(off), Err(EndpointError::NoTransport { .. })));
+    }
+
+    #[test]
+    fn drivers_of_tcp_reach_each_other() {
+        // E1: io_uring where this kernel allows it, epoll on the other side.
+        let open = |me, driver| {
+            let bind = Bind::new(std::net::Ipv4Addr::LOCALHOST.into(), "lo");
+            let config = Config { driver, ..Config::new(me, [7; 16], 40 + u64::from(me), vec![bind]) };
+            Endpoint::new(vec![(Box::new(TcpTransport::new(config).unwrap()), Policy::Prefer)]).unwrap()
+        };
+        let (mut x, mut y) = (open(0, DriverChoice::Auto), open(1, DriverChoice::Epoll));
+        assert_eq!(y.caps().name, "epoll");
+        x.connect(Peer(1), &y.address()).unwrap();
+        y.connect(Peer(0), &x.address()).unwrap();
+        y.note(Peer(0), &Note::new(b"hello").unwrap()).unwrap();
+        let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+        while events.is_empty() {
+            assert!(Instant::now() < deadline, "{:?} {:?}", x.why(Peer(1)), y.why(Peer(0)));
+            x.poll(&mut events);
+            y.poll(&mut Vec::new());
+        }
+        assert!(matches!(events[..], [Event::Note { from: Peer(1), .. }]), "{events:?}");
+        assert!(y.why(Peer(0)).unwrap().starts_with("epoll: "), "{:?}", y.why(Peer(0)));
     }
 
     #[test]

@@ -5,6 +5,9 @@
 pub struct Caps {
     /// Short name that tables print: `uring`, `epoll`, `rdma`, `shm`, `loopback`.
     pub name: &'static str,
+    /// What it speaks, which a peer must speak too. Drivers that differ only on this side of the wire share it: `uring` and
+    /// `epoll` both speak `tcp`.
+    pub speaks: &'static str,
     /// Longest message in bytes that one operation may carry.
     pub max_message_bytes: u64,
     /// Messages up to this many bytes may finish sending before their receive is posted. 0: every send finishes only

@@ -1,4 +1,4 @@
-//! A decorator that gives a transport another name, so that one endpoint can hold two of a kind, such as one per NIC.
+//! A decorator that gives a transport another name, on this side and towards its peers, so that one endpoint can hold two of a kind, such as one per NIC.
 
 use super::caps::Caps;
 use super::contract::Transport;
@@ -20,7 +20,7 @@ impl<T: Transport> Named<T> {
 
 impl<T: Transport> Transport for Named<T> {
     fn caps(&self) -> Caps {
-        Caps { name: self.name, ..self.inner.caps() }
+        Caps { name: self.name, speaks: self.name, ..self.inner.caps() }
     }
 
     forward!(inner: address, register, deregister, connect, close, post, cancel, note, poll, prepare_sleep, sleep_fd,

@@ -375,6 +375,7 @@ impl Transport for TcpTransport {
     fn caps(&self) -> Caps {
         Caps {
             name: self.driver.name(),
+            speaks: "tcp",
             max_message_bytes: MAX_MESSAGE_BYTES,
             eager_bytes: self.config.eager_bytes.into(),
             depth: self.config.depth,

@@ -179,6 +179,7 @@ impl Transport for Loopback {
         let config = self.hub.config();
         Caps {
             name: "loopback",
+            speaks: "loopback",
             max_message_bytes: MAX_MESSAGE_BYTES,
             eager_bytes: config.eager_bytes as u64,
             depth: config.depth,
