@@ -142,7 +142,8 @@ impl Drop for World {
 /// Joins the job: returns the communicator over all of its ranks, and the membership to keep while it is used.
 ///
 /// # Errors
-/// [`JoinError`], on every rank that is alive, within the join timeout: it names who is missing.
+/// [`JoinError`], on every rank that is alive: within the connect timeout when the service is not reached, and within the
+/// join timeout when it is and others are missing, whom it names.
 pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World), JoinError> {
     let rank = launch.rank.0;
     let algorithm = algorithm(&settings.algo)?;
@@ -160,7 +161,7 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
         pid: std::process::id(),
     };
     let mut config = AgentConfig::new(address, process, settings.heartbeat_timeout);
-    config.times.register_timeout = settings.join_timeout;
+    config.times.register_timeout = settings.connect_timeout;
     let agent = Agent::start(config).map_err(|source| JoinError::Agent { rank, source })?;
     let table = agent
         .join_group(GroupRequest {
