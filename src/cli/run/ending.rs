@@ -1,6 +1,8 @@
 //! When the ranks are told to end, and what the launcher's exit code is. Pure: events and a clock in, steps out.
 //!
-//! - I1: the exit code is that of the first rank that failed, whatever the others do when they are ended.
+//! - I1: the exit code is that of the first rank that failed, whatever the others do when they are ended. A rank that was
+//!   killed is often heard of after those that failed because of it, since the kernel closes its connections before it
+//!   tells the parent: for a moment ([`SETTLE`]) it takes the place of a rank that exited.
 //! - I2: after a failure every phase has a deadline, so the launcher ends though ranks ignore SIGTERM.
 //! - I3: ranks that the user asked to end (a forwarded signal) get longer than ranks left over by a failure, since
 //!   they may be saving their work; a second signal cuts that short, a third kills.
@@ -9,6 +11,12 @@ use std::time::Duration;
 
 /// How long ranks have to end by themselves after a signal from the user was forwarded to them.
 pub(super) const ASKED_GRACE: Duration = Duration::from_secs(30);
+
+/// How long a rank that was killed may be heard of after one that exited because of it.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Signals that strike a process from outside or for a fault of its own: never a program's answer to another's failure,
+/// as SIGABRT can be. By number, as waiting gives them: ILL, BUS, FPE, KILL, SEGV.
+const STRIKES: [u8; 5] = [4, 7, 8, 9, 11];
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +38,21 @@ impl Outcome {
             Outcome::Exited(code) => code,
             Outcome::Killed(signal) => 128u8.saturating_add(signal),
         }
+    }
+}
+
+/// A rank that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) rank: u32,
+    pub(super) pid: i32,
+    pub(super) outcome: Outcome,
+}
+
+impl Failure {
+    /// Whether no other rank's failure can be the reason for it.
+    fn is_a_cause(&self) -> bool {
+        matches!(self.outcome, Outcome::Killed(signal) if STRIKES.contains(&signal))
     }
 }
 
@@ -59,24 +82,42 @@ pub(super) struct Ending {
     grace: Duration,
     phase: Phase,
     until: Option<Duration>,
-    first: Option<(u32, Outcome)>,
+    first: Option<Failure>,
+    /// Until when `first` may yet be another; `None` once it was told.
+    settled: Option<Duration>,
 }
 
 impl Ending {
     pub(super) fn new(grace: Duration) -> Self {
-        Ending { grace, phase: Phase::Running, until: None, first: None }
+        Ending { grace, phase: Phase::Running, until: None, first: None, settled: None }
     }
 
-    /// A rank ended. Returns whether it is the first that failed.
-    pub(super) fn ended(&mut self, rank: u32, outcome: Outcome, now: Duration) -> bool {
-        if outcome.is_success() || self.first.is_some() {
-            return false;
+    /// A rank ended.
+    pub(super) fn ended(&mut self, failure: Failure, now: Duration) {
+        if failure.outcome.is_success() {
+            return;
         }
-        self.first = Some((rank, outcome));
+        match self.first {
+            None => {
+                self.first = Some(failure);
+                self.settled = Some(if failure.is_a_cause() { now } else { now + SETTLE.min(self.grace) });
+            }
+            Some(_) if failure.is_a_cause() && self.phase < Phase::Terminating => {
+                if self.settled.is_some_and(|until| now < until) {
+                    (self.first, self.settled) = (Some(failure), Some(now));
+                }
+            }
+            Some(_) => {}
+        }
         if self.phase == Phase::Running {
             self.enter(Phase::Failed, now + self.grace);
         }
-        true
+    }
+
+    /// The first failure, once: as soon as no other can take its place.
+    pub(super) fn verdict(&mut self, running: usize, now: Duration) -> Option<Failure> {
+        self.settled.take_if(|until| now >= *until || running == 0)?;
+        self.first
     }
 
     /// A signal that asks to end was forwarded.
@@ -104,14 +145,14 @@ impl Ending {
         Some(if self.phase < Phase::Terminating { self.terminate(now) } else { self.kill() })
     }
 
-    /// When [`Ending::due`] has something to say.
+    /// When [`Ending::due`] or [`Ending::verdict`] has something to say.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        self.until
+        self.until.into_iter().chain(self.settled).min()
     }
 
     /// I1.
     pub(super) fn exit_code(&self) -> u8 {
-        self.first.map_or(0, |(_, outcome)| outcome.code())
+        self.first.map_or(0, |failure| failure.outcome.code())
     }
 
     fn terminate(&mut self, now: Duration) -> Step {
@@ -139,10 +180,40 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
+    fn by(rank: u32, outcome: Outcome) -> Failure {
+        Failure { rank, pid: 100 + rank as i32, outcome }
+    }
+
+    /// I1.
+    #[test]
+    fn a_killed_rank_is_the_cause_though_it_is_heard_of_late() {
+        let (exited, killed) = (by(1, Outcome::Exited(1)), by(2, Outcome::Killed(9)));
+        let mut ending = Ending::new(s(2));
+        ending.ended(exited, s(5));
+        ending.ended(by(0, Outcome::Killed(6)), s(5));
+        ending.ended(killed, s(5) + SETTLE / 2);
+        assert_eq!(ending.verdict(1, s(5) + SETTLE / 2), Some(killed), "at once: nothing can take its place");
+        assert_eq!(ending.exit_code(), 137);
+        assert_eq!(ending.due(s(7)), Some(Step::Terminate), "the grace counts from the first failure");
+
+        // Too late: told since nobody is left, or ended by us.
+        let mut ending = Ending::new(s(2));
+        ending.ended(exited, s(5));
+        assert_eq!(ending.verdict(0, s(5)), Some(exited));
+        ending.ended(killed, s(5));
+        assert_eq!((ending.verdict(0, s(9)), ending.exit_code()), (None, 1));
+        let mut ending = Ending::new(s(0));
+        ending.ended(exited, s(5));
+        assert_eq!((ending.verdict(3, s(5)), ending.due(s(5))), (Some(exited), Some(Step::Terminate)));
+        ending.ended(killed, s(5));
+        assert_eq!((ending.verdict(2, s(9)), ending.exit_code()), (None, 1));
+    }
+
     #[test]
     fn success_needs_no_end() {
         let mut ending = Ending::new(s(2));
-        assert!(!ending.ended(0, Outcome::Exited(0), s(5)));
+        ending.ended(by(0, Outcome::Exited(0)), s(5));
+        assert_eq!(ending.verdict(0, s(5)), None);
         assert_eq!(ending.deadline(), None);
         assert_eq!(ending.exit_code(), 0);
     }
@@ -151,8 +222,13 @@ mod tests {
     #[test]
     fn first_failure_ends_the_rest_and_gives_the_code() {
         let mut ending = Ending::new(s(2));
-        assert!(ending.ended(3, Outcome::Exited(7), s(10)));
-        assert!(!ending.ended(1, Outcome::Killed(15), s(11)));
+        let first = by(3, Outcome::Exited(7));
+        ending.ended(first, s(10));
+        assert_eq!(ending.verdict(3, s(10)), None);
+        assert_eq!(ending.deadline(), Some(s(10) + SETTLE));
+        assert_eq!(ending.verdict(3, s(11)), Some(first));
+        ending.ended(by(1, Outcome::Killed(9)), s(11));
+        assert_eq!(ending.verdict(2, s(11)), None);
         assert_eq!(ending.due(s(11)), None);
         assert_eq!(ending.due(s(12)), Some(Step::Terminate));
         assert_eq!(ending.due(s(13)), None);
@@ -164,7 +240,7 @@ mod tests {
     #[test]
     fn a_killed_rank_counts_as_in_a_shell() {
         let mut ending = Ending::new(s(0));
-        ending.ended(0, Outcome::Killed(9), s(0));
+        ending.ended(by(0, Outcome::Killed(9)), s(0));
         assert_eq!(ending.exit_code(), 137);
         assert_eq!(ending.due(s(0)), Some(Step::Terminate), "no grace: at once");
     }
@@ -174,7 +250,7 @@ mod tests {
     fn asked_ranks_get_longer_unless_asked_again() {
         let mut ending = Ending::new(s(2));
         assert_eq!(ending.asked(s(0)), None);
-        ending.ended(1, Outcome::Killed(2), s(1));
+        ending.ended(by(1, Outcome::Killed(2)), s(1));
         assert_eq!(ending.due(s(4)), None, "a failure after the signal does not cut the time short");
         assert_eq!(ending.due(ASKED_GRACE), Some(Step::Terminate));
 
@@ -182,14 +258,14 @@ mod tests {
         ending.asked(s(0));
         assert_eq!(ending.asked(s(1)), Some(Step::Terminate));
         assert_eq!(ending.asked(s(1)), Some(Step::Kill));
-        ending.ended(0, Outcome::Killed(15), s(2));
+        ending.ended(by(0, Outcome::Killed(15)), s(2));
         assert_eq!(ending.exit_code(), 143);
     }
 
     #[test]
     fn what_ranks_leave_behind_is_ended_too() {
         let mut ending = Ending::new(s(2));
-        ending.ended(0, Outcome::Exited(0), s(1));
+        ending.ended(by(0, Outcome::Exited(0)), s(1));
         assert_eq!(ending.ranks_gone(s(1)), Some(Step::Terminate));
         assert_eq!(ending.ranks_gone(s(2)), None);
         assert_eq!(ending.due(s(3)), Some(Step::Kill));

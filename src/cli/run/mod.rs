@@ -21,7 +21,7 @@ use rustix::process::Signal;
 
 use crate::cli::say;
 use crate::cli::signals::{self, Signals};
-use ending::{Ending, Outcome, Step};
+use ending::{Ending, Failure, Outcome, Step};
 use output::Output;
 use ranks::{Job, Plan, Ranks};
 use ringway_control::rpc::serve::ServeError;
@@ -156,9 +156,10 @@ fn wait_for_ranks(args: &Args, ranks: &mut Ranks, signals: &mut Signals) -> io::
         // Of ranks that ended between two looks, one that was killed is the cause, and the others' errors follow from it.
         ended.sort_by_key(|(.., outcome)| matches!(outcome, Outcome::Exited(_)));
         for (rank, pid, outcome) in ended {
-            if ending.ended(rank, outcome, start.elapsed()) {
-                report_failure(rank, pid, outcome, ranks.running(), args.ranks);
-            }
+            ending.ended(Failure { rank, pid, outcome }, start.elapsed());
+        }
+        if let Some(failure) = ending.verdict(ranks.running(), start.elapsed()) {
+            report_failure(failure, ranks.running(), args.ranks);
         }
         let mut steps = Vec::new();
         if ranks.running() == 0 {
@@ -209,7 +210,7 @@ fn take(step: Step, ranks: &Ranks) {
     ranks.send(Signal::CONT);
 }
 
-fn report_failure(rank: u32, pid: i32, outcome: Outcome, left: usize, ranks: u32) {
+fn report_failure(Failure { rank, pid, outcome }: Failure, left: usize, ranks: u32) {
     let how = match outcome {
         Outcome::Exited(code) => format!("exited with code {code}"),
         Outcome::Killed(signal) => format!("was killed by {}", signals::name(signal)),
