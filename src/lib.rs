@@ -18,6 +18,8 @@
 //! from its environment ([`ringway_control::launch`]). Settings are `RINGWAY_*` variables; `ringway doctor` prints them.
 #![forbid(unsafe_code)]
 
+pub mod log;
+
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -48,6 +50,9 @@ pub enum StartError {
     /// The environment does not tell who this process is.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// `RINGWAY_LOG` is wrong.
+    #[error(transparent)]
+    Log(#[from] log::LogError),
     /// The job did not come together.
     #[error(transparent)]
     Join(#[from] JoinError),
@@ -78,8 +83,9 @@ impl Communicator {
     /// As [`Communicator::from_env`], for a launch and settings made otherwise.
     ///
     /// # Errors
-    /// [`StartError::Join`].
+    /// [`StartError::Join`], or [`StartError::Log`].
     pub fn join(launch: &Launch, settings: &Settings) -> Result<Communicator, StartError> {
+        log::start(settings)?;
         let (inner, world) = ringway_control::runtime::join(launch, settings)?;
         Ok(Communicator { inner, world: Arc::new(world) })
     }

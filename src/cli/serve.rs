@@ -9,6 +9,7 @@ use rustix::process::Signal;
 
 use super::say;
 use super::signals::Signals;
+use ringway::log::LogError;
 use ringway_control::launch::cluster::{Cluster, ClusterError};
 use ringway_control::rpc::serve::ServeError;
 use ringway_control::runtime::serve_cluster;
@@ -51,6 +52,9 @@ pub(crate) enum ServeCommandError {
     /// A `RINGWAY_*` variable is not allowed.
     #[error("{0}")]
     Settings(#[from] SettingsError),
+    /// `RINGWAY_LOG` is wrong.
+    #[error("{0}")]
+    Log(#[from] LogError),
     /// The cluster's file cannot be read.
     #[error("cannot read the cluster from {path}: {source}; give a file, or JSON that begins with {{")]
     File {
@@ -93,6 +97,7 @@ pub(crate) enum ServeCommandError {
 /// When the cluster is not sound or the address cannot be listened on.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
     let settings = Settings::from_env()?;
+    ringway::log::start(&settings)?;
     let cluster = Cluster::parse(&read_cluster(&args.cluster)?)?;
     let own = cluster.address(&args.job, args.task)?;
     let bind = match &args.bind {

@@ -95,3 +95,16 @@ fn an_unknown_setting_is_refused_with_the_one_that_was_meant() {
     let end = Run::start(command).end();
     assert!(end.code() != 0 && end.stderr.contains("RINGWAY_SLICE_BYTES"), "{end:?}");
 }
+
+#[test]
+fn the_log_setting_decides_what_is_logged() {
+    let logged = |filter: &str| {
+        let mut command = ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "8", "--iters", "1"]);
+        command.env("RINGWAY_LOG", filter);
+        Run::start(command).end()
+    };
+    let (all, none, wrong) = (logged("trace"), logged("off"), logged("ringway=loud"));
+    assert!(all.code() == 0 && all.stderr.contains("TRACE"), "{all:?}");
+    assert!(none.code() == 0 && none.stderr.is_empty(), "{none:?}");
+    assert!(wrong.code() != 0 && wrong.stderr.contains("RINGWAY_LOG=ringway=loud"), "{wrong:?}");
+}

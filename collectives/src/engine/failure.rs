@@ -68,7 +68,8 @@ impl Core {
     pub(super) fn fail(&mut self, index: usize, error: CollectiveError, told_by: Option<(Note, u32)>) {
         let Some(group) = self.groups[index].as_mut().filter(|g| g.dead.is_none()) else { return };
         let (id, my_rank) = (group.info.id, group.info.my_rank);
-        tracing::error!(group = id, rank = my_rank, "{error}");
+        // Whoever calls on it is told, and need not read it twice.
+        tracing::info!(group = id, rank = my_rank, "{error}");
         group.dead = Some(error.clone());
         if let Some(death) = Death::of(&error, my_rank) {
             let spared = death.gone();

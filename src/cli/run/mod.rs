@@ -24,6 +24,7 @@ use crate::cli::signals::{self, Signals};
 use ending::{Ending, Failure, Outcome, Step};
 use output::Output;
 use ranks::{Job, Plan, Ranks};
+use ringway::log::LogError;
 use ringway_control::rpc::serve::ServeError;
 use ringway_control::runtime::start_coordinator;
 use ringway_control::settings::{Family, Settings, SettingsError};
@@ -89,6 +90,9 @@ pub(crate) enum RunError {
     /// A `RINGWAY_*` variable is not allowed.
     #[error("{0}")]
     Settings(#[from] SettingsError),
+    /// `RINGWAY_LOG` is wrong.
+    #[error("{0}")]
+    Log(#[from] LogError),
     /// The coordination service could not be started.
     #[error("{0}")]
     Coordinator(#[from] ServeError),
@@ -121,13 +125,14 @@ pub(crate) enum RunError {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
     let system = |what| move |source| RunError::System { what, source };
     let settings = Settings::from_env()?;
+    ringway::log::start(&settings)?;
     // Before the first rank starts: a signal that comes now must not leave it behind.
     let caught = FORWARDED.map(|(signal, _)| signal).into_iter().chain([Signal::TSTP, Signal::CHILD]);
     let mut signals = Signals::catch(&caught.collect::<Vec<_>>()).map_err(system("receive signals"))?;
     // Processes whose rank has ended become ours, so that their end can be waited for.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| RunError::System { what: "adopt processes of ranks", source: error.into() })?;
-    let job = Job::new(&settings).map_err(system("read /dev/urandom"))?;
+    let job = Job::new(&settings).map_err(system("draw random numbers"))?;
     let loopback = match settings.socket_family {
         Some(Family::V6) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -203,7 +208,7 @@ fn forward(signal: Signal, ranks: &Ranks, ending: &mut Ending, start: Instant) -
 fn take(step: Step, ranks: &Ranks) {
     if ranks.running() > 0 {
         let (signal, left) = (if step == Step::Kill { "SIGKILL" } else { "SIGTERM" }, ranks.running());
-        eprintln!("ringway run: {} still running: sending {signal}", counted(left, "rank"));
+        say(&format!("run: {} still running: sending {signal}", counted(left, "rank")));
     }
     ranks.send(if step == Step::Kill { Signal::KILL } else { Signal::TERM });
     // A stopped process gets SIGTERM only once it goes on.
