@@ -14,9 +14,9 @@
 use super::core::{Core, Driver};
 use super::error::CollectiveError;
 use super::run::Phase;
+use ringway_dataplane::fabric::sleep_on;
 use ringway_dataplane::transport::{Cause, Peer, Waker};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -235,13 +235,10 @@ impl Shared {
         }
         core.asleep += 1;
         drop(core);
-        let timespec =
-            |d: Duration| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() };
-        // An interrupted sleep is a short one.
-        let _ = match &self.sleep_fd {
-            Some(fd) => poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timespec(longest))),
-            None => poll(&mut [], Some(&timespec(longest.min(NAP)))),
-        };
+        match &self.sleep_fd {
+            Some(fd) => sleep_on(Some(fd.as_fd()), longest),
+            None => sleep_on(None, longest.min(NAP)),
+        }
         let mut core = self.lock();
         core.asleep -= 1;
         core

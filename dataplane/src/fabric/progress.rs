@@ -12,6 +12,7 @@
 
 use crate::transport::{Event, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 /// How long a thread spins, in microseconds, while every local rank has a core of its own.
@@ -39,6 +40,12 @@ impl SpinPolicy {
             SpinPolicy::Auto => 0,
         }
     }
+
+    /// The spin for `local_ranks` ranks on this host. Counts the cores in this thread's affinity mask and cgroup quota.
+    pub fn here(self, local_ranks: usize) -> Duration {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Duration::from_micros(self.spin_us(local_ranks, cores).into())
+    }
 }
 
 /// Why a wait ended. A caller with flags of its own looks at them after every wait, whatever ended it.
@@ -62,18 +69,6 @@ impl Waiter {
     /// A waiter that spins for `spin_us` microseconds without progress before it sleeps.
     pub fn new(spin_us: u32) -> Waiter {
         Waiter { spin: Duration::from_micros(spin_us.into()) }
-    }
-
-    /// A waiter by `policy`, for one of `local_ranks` ranks on this host. Counts the cores in this thread's affinity
-    /// mask and cgroup quota.
-    pub fn for_ranks(policy: SpinPolicy, local_ranks: usize) -> Waiter {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Waiter::new(policy.spin_us(local_ranks, cores))
-    }
-
-    /// The spin in microseconds.
-    pub fn spin_us(&self) -> u128 {
-        self.spin.as_micros()
     }
 
     /// Polls `transport`, and sleeps when there is nothing to do, until W1. New events are appended to `events`.
@@ -120,18 +115,23 @@ impl Waiter {
 fn sleep<T: Transport + ?Sized>(transport: &T, longest: Duration, nap_us: &mut u64) {
     let timer = transport.next_timer_ms().map_or(longest, Duration::from_millis);
     let longest = longest.min(timer);
-    let timespec = |d: Duration| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() };
-    // An interrupted sleep is a short one, and a refused one shows as polling: nothing to report either way.
     match transport.sleep_fd() {
-        Some(fd) => {
-            let _ = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timespec(longest)));
-        }
+        Some(fd) => sleep_on(Some(fd), longest),
         None => {
-            let nap = longest.min(Duration::from_micros(*nap_us));
+            sleep_on(None, longest.min(Duration::from_micros(*nap_us)));
             *nap_us = (*nap_us * 2).min(NAP_US.1);
-            let _ = poll(&mut [], Some(&timespec(nap)));
         }
     }
+}
+
+/// Sleeps until `fd` is readable, for `longest` at most. An interrupted sleep is a short one, and a refused one shows as
+/// polling: nothing to report either way.
+pub fn sleep_on(fd: Option<BorrowedFd<'_>>, longest: Duration) {
+    let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+    let _ = match fd {
+        Some(fd) => poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&timeout)),
+        None => poll(&mut [], Some(&timeout)),
+    };
 }
 
 #[cfg(test)]

@@ -22,10 +22,10 @@ use super::contract::{Address, ConnectError, RegionKey, RegisterError, Transport
 use super::op::{Cause, CauseKind, Event, Note, Op, OpId, Peer, PostError};
 use super::seed::Seeded;
 use super::wake::Waker;
+use crate::fabric::sleep_on;
 use crate::memory::{Region, RegionId};
 use channel::{Direction, End, Out};
 use hub::{Member, Pair, lock};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -368,10 +368,7 @@ impl Transport for Loopback {
             }
             self.me.asleep.store(true, Ordering::SeqCst);
             if !self.me.attention.swap(false, Ordering::SeqCst) {
-                let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-                let mut fds = [PollFd::from_borrowed_fd(self.me.waker.fd(), PollFlags::IN)];
-                // An interrupted or refused sleep only makes the next look come sooner.
-                let _ = poll(&mut fds, Some(&timeout));
+                sleep_on(Some(self.me.waker.fd()), left);
                 self.me.waker.take();
             }
         }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::memory::{Pool, Region};
 use crate::transport::op::{OpError, Stamp, Tag};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const TAG: Tag = Tag { group: 1, lane: 0 };
 
