@@ -12,7 +12,6 @@ use super::shared::{Guard, Owner, Reporter, Shared};
 use crate::schedule::Algorithm;
 use ringway_dataplane::memory::{Buffer, Element};
 use ringway_dataplane::transport::Transport;
-use std::time::Duration;
 
 /// Turns that are made, at most, to get bad news on its way before a call returns.
 const FLUSH_TURNS: u32 = 64;
@@ -73,12 +72,13 @@ impl Communicator {
     ) -> Result<Communicator, CollectiveError> {
         let rank = group.my_rank;
         let invalid = |why| CollectiveError::Invalid { rank, call: "Communicator::new", why };
-        let local = local_ranks(&group);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let spin_us = options.spin.spin_us(local, cores);
+        let spin = options.spin.here(local_ranks(&group));
         let core = Core::new(transport, options);
-        let shared = Shared::new(core, Duration::from_micros(spin_us.into()))
-            .map_err(|e| invalid(InvalidCall::Group(format!("no file descriptor to sleep on: {e}"))))?;
+        let shared = Shared::new(core, spin).map_err(|e| {
+            let why =
+                format!("a file descriptor to sleep on ({e}): raise the limit on open files (ulimit -n)");
+            invalid(InvalidCall::System(why))
+        })?;
         Communicator::join(Owner::new(shared), group)
     }
 

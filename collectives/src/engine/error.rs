@@ -73,7 +73,7 @@ pub enum CollectiveError {
         message: String,
     },
     /// A member was never introduced, or its engine is set differently, or something does not keep its contract.
-    #[error("{who}: exchange failed {during}: {evidence}. This communicator is dead")]
+    #[error("{who}: exchange failed {during}: {evidence}. This communicator is dead: make a new one")]
     Transport {
         /// The member concerned.
         who: Who,
@@ -203,6 +203,9 @@ pub enum InvalidCall {
         /// The transport's limit.
         limit_bytes: u64,
     },
+    /// The system did not give what every call needs.
+    #[error("the system does not give {0}")]
+    System(String),
     /// The group's description does not hold together.
     #[error("the group is not well-formed: {0}")]
     Group(String),

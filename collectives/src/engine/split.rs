@@ -53,10 +53,11 @@ impl Communicator {
         Communicator::join(self.owner.clone(), info).map(Some)
     }
 
-    /// Agrees on the first of `count` ids in a row that no member uses. Candidates come from what all members know;
+    /// Agrees on the first of `count` ids in a row (one, when there is no colour) that no member uses. Candidates come from what all members know;
     /// each says whether it uses any of them, and reserves them meanwhile, so that splits of other communicators on
     /// other threads keep off.
     fn agree_on_ids(&self, count: u32) -> Result<u32, CollectiveError> {
+        let count = count.max(1);
         let mut number = {
             let mut core = self.owner.lock();
             let group = core.group(self.index);
@@ -68,7 +69,7 @@ impl Communicator {
             let mut taken = [0u8];
             {
                 let mut core = self.owner.lock();
-                let ids = base..base + count.max(1);
+                let ids = base..base + count;
                 let near = |id: &u32| id.abs_diff(base) < crate::schedule::MAX_RANKS;
                 let used = core.groups.iter().flatten().any(|g| ids.contains(&g.info.id))
                     || core.retired.iter().any(|(id, _)| ids.contains(id))

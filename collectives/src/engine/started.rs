@@ -69,7 +69,9 @@ impl Communicator {
         let (region, claim) = buffer.into_region();
         let mut core = self.owner.lock();
         if let Err(e) = self.owner.start_background(&mut core) {
-            let why = InvalidCall::Group(format!("the system gives no thread to make progress on: {e}"));
+            core.options.pool.recycle(region);
+            let why = format!("a thread to make progress on ({e}): raise the limit on processes (ulimit -u)");
+            let why = InvalidCall::System(why);
             return Err(CollectiveError::Invalid { rank: self.rank, call: name, why });
         }
         match core.begin(self.index, name, request, (Some(region), None), true) {

@@ -5,7 +5,7 @@
 //! - **A2** Only the rank that itself saw a connection fail reports it; one that was told by a peer does not.
 
 use crate::rpc::client::{Agent, Alarm, GroupMember, Loss};
-use ringway_collectives::engine::{CollectiveError, OnFailure, Reporter};
+use ringway_collectives::engine::{CollectiveError, OnFailure, Reporter, Who};
 use ringway_dataplane::transport::{Cause, CauseKind, Peer};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -80,8 +80,17 @@ impl Bridge {
 
     /// Without the control plane a rank cannot know who lives: it gives up, with its own words.
     fn cut_off(&self, why: &str, reporter: &Reporter) {
-        tracing::error!("{why}");
+        // The caller of the next collective is told.
+        tracing::info!("{why}");
         reporter.abort(super::world::WORLD_GROUP, why);
+    }
+
+    /// The member that an error names. Where hosts share a name, so that two may be meant, none: no healthy rank is to be
+    /// reported.
+    fn named(&self, who: &Who) -> Option<&GroupMember> {
+        let is = |m: &&GroupMember| m.process.pid == who.pid && m.process.host.name() == who.host;
+        let mut found = self.members().iter().filter(is);
+        found.next().filter(|_| found.next().is_none())
     }
 
     /// From the data plane to the control plane.
@@ -90,9 +99,7 @@ impl Bridge {
         // A1 and A2
         let seen_here = !matches!(kind, CauseKind::Reported | CauseKind::Left | CauseKind::Local);
         let Some(agent) = self.agent.get().and_then(Weak::upgrade).filter(|_| seen_here) else { return };
-        let lost =
-            self.members().iter().find(|m| m.process.pid == who.pid && m.process.host.name() == who.host);
-        let Some(lost) = lost.filter(|m| self.first(m.rank)).cloned() else { return };
+        let Some(lost) = self.named(who).filter(|m| self.first(m.rank)).cloned() else { return };
         let evidence = evidence.clone();
         let report = move || {
             if let Err(error) = agent.report_loss(&lost.process.task, lost.process.incarnation, &evidence) {

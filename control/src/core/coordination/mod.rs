@@ -185,6 +185,7 @@ impl Coordinator {
             Request::Barrier(call) => return self.barrier(now, call, to, out),
             Request::CancelBarrier { id, counter, source } => {
                 self.members.slot(&source)?;
+                self.name_fits("barrier", &id)?;
                 self.barriers.cancel(Key { id: id.into(), counter }, &source, out)
             }
             Request::AliveTasks { source, tasks } => return self.alive_tasks(&source, &tasks, to, out),

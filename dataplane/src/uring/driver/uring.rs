@@ -153,18 +153,19 @@ impl UringDriver {
             }
             return;
         }
-        let len = batch.len;
-        for (i, op) in batch.ops.iter_mut().take(len).enumerate() {
+        let mut pushed = 0;
+        for (i, op) in batch.ops.iter_mut().take(batch.len).enumerate() {
             let Some(op) = op else { continue };
             let entry = self.entry(i, op).user_data(i as u64);
             // SAFETY: the batch borrows every buffer, and `messages` stay put, until `finish` has seen all
             // operations end (D1).
-            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+            match unsafe { self.ring.submission().push(&entry) } {
+                Ok(()) => pushed += 1,
                 // The ring has room for a whole batch and is empty between batches.
-                outcomes[i] = Err(Errno::AGAIN);
+                Err(_) => outcomes[i] = Err(Errno::AGAIN),
             }
         }
-        self.finish(len, outcomes);
+        self.finish(pushed, outcomes);
     }
 
     fn find(&self, region: Option<RegionId>, span: &[u8]) -> Option<Registered> {
