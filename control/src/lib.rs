@@ -3,11 +3,13 @@
 //! - [`core`] holds the state of the control plane as pure machines.
 //! - [`rpc`] feeds them from real clocks and sockets, and speaks gRPC.
 //! - [`runtime`] is where it meets the data plane.
+//! - [`random`] draws identities and secrets.
 //! - [`launch`] finds out which rank this process is; [`settings`] reads what the user set.
 #![forbid(unsafe_code)]
 
 pub mod core;
 pub mod launch;
+pub mod random;
 pub mod rpc;
 pub mod runtime;
 pub mod settings;

@@ -1,9 +1,9 @@
 //! The coordination service as processes of ours run it: rank 0 where the launcher offers none, `ringway run`, and
 //! `ringway serve`.
 
-use super::random::incarnation;
 use crate::core::coordination::CoordinatorConfig;
 use crate::launch::RANK_JOB;
+use crate::random::incarnation;
 use crate::rpc::serve::{ServeError, Server, ServerConfig};
 use crate::settings::Settings;
 use ringway_topology::TaskId;

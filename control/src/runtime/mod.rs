@@ -8,10 +8,9 @@
 
 pub mod abort;
 pub mod coordinator;
-mod random;
 pub mod transports;
 pub mod world;
 
+pub use crate::random::incarnation;
 pub use coordinator::{serve_cluster, start_coordinator};
-pub use random::incarnation;
 pub use world::{JoinError, World, join};

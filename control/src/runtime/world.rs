@@ -5,9 +5,9 @@
 
 use super::abort::Bridge;
 use super::coordinator::start_coordinator;
-use super::random::{incarnation, token};
 use super::transports::{Identity, TransportsError, open};
 use crate::launch::{Launch, RANK_JOB};
+use crate::random::{incarnation, token};
 use crate::rpc::client::{
     self, Agent, AgentConfig, AgentError, GroupMember, GroupRequest, GroupTable, Process,
 };

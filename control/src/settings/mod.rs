@@ -20,7 +20,9 @@ use ringway_dataplane::fabric::interface::{self, Filter};
 
 use table::{Kind, Setting, TABLE};
 use value::Value;
-pub use value::{CongestionControl, CoordinatorBy, Family, HostPort, IoDriver, NameList, Pin, Secret};
+pub use value::{
+    CongestionControl, CoordinatorBy, Family, HostPort, IoDriver, NameList, Pin, Secret, byte_count,
+};
 
 /// What the name of every setting begins with.
 pub const PREFIX: &str = "RINGWAY_";

@@ -172,6 +172,11 @@ pub(super) fn read(kind: &Kind, text: &str, bytes: bool) -> Option<Value> {
     }
 }
 
+/// Reads a count of bytes: a number that may end in K, M or G (powers of 1,024), with or without `B` or `iB`.
+pub fn byte_count(text: &str) -> Option<u64> {
+    number(text.trim(), 0, u64::MAX, true)
+}
+
 fn number(text: &str, min: u64, max: u64, bytes: bool) -> Option<u64> {
     let (digits, shift) = if bytes { split_size(text) } else { (text, 0) };
     if !digits.bytes().all(|b| b.is_ascii_digit()) {

@@ -56,10 +56,8 @@ fn is_link_local(ip: &IpAddr) -> bool {
 
 /// This host's identity: its boot id, or 0 where that cannot be read.
 pub fn host_identity() -> u128 {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .ok()
-        .and_then(|id| u128::from_str_radix(&id.trim().replace('-', ""), 16).ok())
-        .unwrap_or(0)
+    let host = ringway_topology::host::host_id().ok();
+    host.and_then(|host| u128::from_str_radix(&host.boot().replace('-', ""), 16).ok()).unwrap_or(0)
 }
 
 /// What [`Address`] holds for this transport.

@@ -1,21 +1,14 @@
 //! Byte counts as nccl-tests reads them (`8`, `64K`, `1M`, `2G`) and the sweep between two of them.
 
+use ringway_control::settings::byte_count;
+
 /// Reads a byte count: a number with an optional K, M or G (powers of 1,024), with or without `B` or `iB`.
 ///
 /// # Errors
 /// Says what was given and what is read.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
-    let trimmed = text.trim();
-    let lower = trimmed.to_ascii_lowercase();
-    let body = lower.strip_suffix("ib").or_else(|| lower.strip_suffix('b')).unwrap_or(&lower);
-    let (digits, shift) = match body.as_bytes().last() {
-        Some(b'k') => (&body[..body.len() - 1], 10),
-        Some(b'm') => (&body[..body.len() - 1], 20),
-        Some(b'g') => (&body[..body.len() - 1], 30),
-        _ => (body, 0),
-    };
-    digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or_else(|| {
-        format!("`{trimmed}` is no byte count: give a number, with K, M or G if wanted (8, 64K, 1G)")
+    byte_count(text).ok_or_else(|| {
+        format!("`{}` is no byte count: give a number, with K, M or G if wanted (8, 64K, 1G)", text.trim())
     })
 }
 

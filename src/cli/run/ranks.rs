@@ -1,7 +1,7 @@
 //! The ranks' processes: started all at once, each in a process group of its own.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -14,6 +14,7 @@ use super::RunError;
 use super::ending::Outcome;
 use super::output::{Stream, To};
 use super::stage::{Guard, OWN_PROGRAM};
+use ringway_control::random;
 use ringway_control::settings::{Secret, Settings};
 
 /// What the ranks of one run share.
@@ -27,8 +28,7 @@ pub(super) struct Job {
 impl Job {
     /// Takes what the user set, and random values for the rest.
     pub(super) fn new(settings: &Settings) -> io::Result<Self> {
-        let mut random = [0; 24];
-        std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+        let random: [u8; 24] = random::bytes()?;
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         Ok(Job {
             id: settings.job_id.clone().unwrap_or_else(|| format!("run-{}", hex(&random[..8]))),

@@ -33,6 +33,7 @@ use self::errors::CallFailure;
 use self::link::{Link, Stage};
 use super::driver::{Clock, INBOX_LIMIT, Input, drive};
 use crate::core::agent::{Agent as AgentMachine, Event, Failure, Outage};
+use crate::settings::HostPort;
 
 /// One try to register takes no longer.
 const TRY_LIMIT: Duration = Duration::from_secs(3);
@@ -301,8 +302,7 @@ async fn ended(stage: &mut watch::Receiver<Stage>) -> String {
 
 fn open_channel(address: &str, sight: &Sight) -> Result<Channel, AgentError> {
     let bad = |why: String| AgentError::BadAddress { address: address.to_owned(), why };
-    let (host, port) = address.rsplit_once(':').ok_or_else(|| bad("no port".to_owned()))?;
-    if host.is_empty() || port.parse::<u16>().is_ok_and(|port| port == 0) || port.parse::<u16>().is_err() {
+    if HostPort::parse(address).is_none() {
         return Err(bad("no host, or no port from 1 to 65535".to_owned()));
     }
     connect::channel(address, sight).map_err(|error| bad(error.to_string()))

@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::desk::Desk;
 use crate::core::coordination::request::{Join, Notice, Reply, Request as Ask};
+use crate::random;
 use crate::rpc::convert;
 
 /// The service.
@@ -27,14 +28,7 @@ impl Session {
 
 /// Random bytes that nobody can guess.
 fn fresh_secret() -> Result<[u8; 16], Status> {
-    let mut secret = [0; 16];
-    let mut filled = 0;
-    while filled < secret.len() {
-        let taken = rustix::rand::getrandom(&mut secret[filled..], rustix::rand::GetRandomFlags::empty());
-        filled +=
-            taken.map_err(|error| Status::internal(format!("the system gives no random bytes: {error}")))?;
-    }
-    Ok(secret)
+    random::bytes().map_err(|error| Status::internal(format!("the system gives no random bytes: {error}")))
 }
 
 #[tonic::async_trait]

@@ -1,7 +1,26 @@
-//! Random numbers for identities, from the kernel.
+//! Random numbers for identities and secrets, from the kernel.
 
 use ringway_topology::Incarnation;
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::hash::{BuildHasher, RandomState};
+use std::io;
+
+/// Random bytes that nobody can guess.
+///
+/// # Errors
+/// When the kernel gives none.
+pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(taken) => filled += taken,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(bytes)
+}
 
 /// A number that no other life of any task has: random, never 0 (which stands for "not known").
 #[must_use]
@@ -13,7 +32,7 @@ pub fn incarnation() -> Incarnation {
 
 /// The data plane's greeting of a job: peers that greet otherwise belong to another job. Told to every rank by the
 /// job id and, if there is one, its secret; it tells jobs apart and is no defence against one who listens.
-pub(super) fn token(job_id: &str, secret: &str) -> [u8; 16] {
+pub(crate) fn token(job_id: &str, secret: &str) -> [u8; 16] {
     let mut token = [0; 16];
     for (half, out) in token.chunks_exact_mut(8).enumerate() {
         // FNV-1a, 64 bits, once from each of two offsets: fixed forever, unlike the standard library's hashers.
