@@ -1,7 +1,7 @@
 //! Moves bytes between ranks: memory, the [`transport::Transport`] trait, its transports, and the fabric
 //! that picks one per peer.
 //!
-//! Arrows: this crate knows the topology model and nothing of collectives or of the control plane.
+//! Arrows: this crate asks `topology` which host this is, and knows nothing of collectives or of the control plane.
 //! `unsafe` lives in `memory` and in the transports' own modules, and nowhere else.
 
 pub mod fabric;

@@ -267,36 +267,6 @@ impl Region {
         // SAFETY: in bounds, mapped while `self` lives, lent to nobody (I1), and `&mut self` excludes others.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(span.start), span.len()) })
     }
-
-    /// Two spans of one region at once: `read` in place and `write` in place.
-    ///
-    /// # Errors
-    /// [`LendError`] as for [`Region::bytes`] and [`Region::bytes_mut`], and when the two overlap.
-    pub fn read_and_write(
-        &mut self,
-        read: Range<usize>,
-        write: Range<usize>,
-    ) -> Result<(&[u8], &mut [u8]), LendError> {
-        self.check(&read, false)?;
-        self.check(&write, true)?;
-        if read.start < write.end && write.start < read.end {
-            return Err(LendError::Lent {
-                start: write.start,
-                end: write.end,
-                other_start: read.start,
-                other_end: read.end,
-                other_write: false,
-            });
-        }
-        // SAFETY: both in bounds and lent to nobody who excludes the use (I1), disjoint, under `&mut self`.
-        unsafe {
-            let base = self.base.as_ptr();
-            Ok((
-                std::slice::from_raw_parts(base.add(read.start), read.len()),
-                std::slice::from_raw_parts_mut(base.add(write.start), write.len()),
-            ))
-        }
-    }
 }
 
 /// Ends the process if a borrowed region is about to be given back to its owner with leases out (I3).

@@ -162,11 +162,6 @@ impl Tag {
     pub fn to_u64(self) -> u64 {
         u64::from(self.group) << 32 | u64::from(self.lane)
     }
-
-    /// From the wire form.
-    pub fn from_u64(bits: u64) -> Tag {
-        Tag { group: (bits >> 32) as u32, lane: bits as u32 }
-    }
 }
 
 impl<T: Transport + ?Sized> Transport for Box<T> {

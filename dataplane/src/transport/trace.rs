@@ -11,9 +11,6 @@ use super::op::{Cause, Event, Note, Op, OpId, Peer, PostError, Tag};
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// Records that a trace keeps unless told otherwise.
-pub const DEFAULT_RECORDS: usize = 8192;
-
 /// What a record tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum What {
