@@ -13,7 +13,7 @@ missing() {
 say() { printf '%s\n' "$*" >&2; }
 
 if ! command -v cargo >/dev/null 2>&1; then
-    say "prepare: no cargo on the PATH: install a Rust toolchain (1.88 or later) from rustup.rs or your distribution"
+    say "prepare: no cargo on the PATH: install a Rust toolchain (1.89 or later) from rustup.rs or your distribution"
     exit 1
 fi
 missing || exit 0

@@ -41,8 +41,7 @@ pub struct Launch {
     pub rank: Rank,
     /// The number of ranks, at least 1.
     pub world_size: u32,
-    /// This process's number among the ranks of its host; `None` when the launcher does not say, and the ranks
-    /// find out when they join.
+    /// This process's number among the ranks of its host; `None` when the launcher does not say.
     pub local_rank: Option<LocalRank>,
     /// The number of ranks on this host; `None` as above.
     pub local_size: Option<u32>,

@@ -126,7 +126,7 @@ pub const TABLE: &[Setting] = &[
         Kind::Number { min: 0, max: MAX_WORLD_SIZE - 1 },
         None,
         "",
-        "This process's number among the ranks of its host. Unset, the ranks of a host agree on it when they join.",
+        "This process's number among the ranks of its host. Unset, it is taken from the launcher's own variables.",
     ),
     row(
         "RINGWAY_LOCAL_SIZE",
@@ -162,7 +162,8 @@ pub const TABLE: &[Setting] = &[
         Kind::Secret,
         None,
         "",
-        "A secret that all ranks share. Connections that do not prove it are refused.",
+        "A secret that all ranks share: data connections without it are refused. It tells jobs apart, and is no defence \
+         against one who listens on the network.",
     ),
     // Which network, and how it is driven.
     row(
@@ -211,7 +212,8 @@ pub const TABLE: &[Setting] = &[
         Kind::SomeOf(ALGORITHMS),
         Some("auto"),
         "",
-        "Which algorithms collectives may use. auto prices all of them for the size and the machines at hand.",
+        "The algorithm that collectives run by, where it exists for them. auto prices all of them for the size and the \
+         machines at hand.",
     ),
     row(
         "RINGWAY_EAGER_BYTES",
