@@ -73,6 +73,9 @@ const TRANSPORT_FILES: [&str; 6] =
 /// The longest file that is still one room.
 const MAX_LINES: usize = 650;
 
+/// The longest function of library and program code.
+const MAX_FUNCTION_LINES: usize = 80;
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -90,6 +93,22 @@ impl Source {
     fn places(&self, word: &str) -> Vec<String> {
         let lines = self.code.lines().enumerate().filter(|(_, line)| has_word(line, word));
         lines.map(|(at, _)| format!("{}:{}: {word}", self.path, at + 1)).collect()
+    }
+
+    /// Where functions begin, with their lengths in lines: as rustfmt lays them out, the end stands below the
+    /// beginning.
+    fn functions(&self) -> Vec<(usize, usize)> {
+        let lines: Vec<&str> = self.code.lines().map(str::trim_end).collect();
+        let begins = lines.iter().enumerate().filter(|(_, line)| begins_function(line));
+        begins
+            .map(|(at, line)| {
+                let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
+                let on_one_line = line.ends_with(['}', ';']);
+                let more =
+                    if on_one_line { 0 } else { lines[at..].iter().position(|l| *l == end).unwrap_or(0) };
+                (at + 1, more + 1)
+            })
+            .collect()
     }
 
     fn is_in(&self, folders: &[&str]) -> bool {
@@ -110,13 +129,21 @@ impl Source {
     }
 }
 
+fn begins_function(line: &str) -> bool {
+    let before = line.split_whitespace().take_while(|word| *word != "fn");
+    line.split_whitespace().any(|word| word == "fn")
+        && before
+            .into_iter()
+            .all(|word| word.starts_with("pub") || ["const", "async", "unsafe"].contains(&word))
+}
+
 fn has_word(line: &str, word: &str) -> bool {
     let bytes = line.as_bytes();
     let part_of_word = |at: Option<&u8>| at.is_some_and(|byte| is_word(*byte));
     line.match_indices(word).any(|(at, _)| {
         let before = at.checked_sub(1).and_then(|i| bytes.get(i));
         let ends_as_word = word.bytes().last().is_some_and(is_word);
-        !part_of_word(before) && !(ends_as_word && part_of_word(bytes.get(at + word.len())))
+        !(part_of_word(before) || ends_as_word && part_of_word(bytes.get(at + word.len())))
     })
 }
 
@@ -414,6 +441,19 @@ fn files_are_rooms_of_one_purpose() {
         );
     }
     assert_none(&broken, "files that are too long or have no purpose in their name");
+}
+
+#[test]
+fn functions_fit_a_screen() {
+    let sources = sources();
+    let shipped: Vec<&Source> = sources.iter().filter(|source| source.is_shipped()).collect();
+    let lengths = shipped.iter().flat_map(|s| s.functions().into_iter().map(move |(at, n)| (&s.path, at, n)));
+    let all: Vec<_> = lengths.collect();
+    assert!(all.iter().any(|(.., n)| *n > MAX_FUNCTION_LINES / 2), "the reader of functions finds some");
+    let long = all.iter().filter(|(.., n)| *n > MAX_FUNCTION_LINES);
+    let broken: Vec<String> =
+        long.map(|(path, at, n)| format!("{path}:{at}: {n} lines, at most {MAX_FUNCTION_LINES}")).collect();
+    assert_none(&broken, "functions that are too long");
 }
 
 #[test]
