@@ -1,6 +1,6 @@
 //! Settings: every `RINGWAY_*` variable, read once at start into one typed [`Settings`].
 //!
-//! [`table::TABLE`] declares them; [`value`] reads single values. The environment is read here
+//! [`table::TABLE`] declares them; `value` reads single values. The environment is read here
 //! ([`Settings::from_env`]) and in [`launch`](crate::launch), nowhere else in the project.
 //!
 //! - I1: a `RINGWAY_*` variable that no row declares is refused, so that a slip in a name is never a setting

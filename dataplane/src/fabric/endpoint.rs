@@ -1,7 +1,7 @@
 //! Several transports as one.
 //!
 //! An endpoint's address lists what each of its transports offers. When a peer is introduced, the transports that both
-//! sides offer are tried in an order on which both agree ([`route::order`]); the first that takes the peer's
+//! sides offer are tried in an order on which both agree ([`order`]); the first that takes the peer's
 //! address carries everything exchanged with it from then on, and why it is that one stays on [`record`](Endpoint::record).
 //!
 //! - **E1** A peer's messages, notes and loss come from one transport. Both sides choose the same one: a transport

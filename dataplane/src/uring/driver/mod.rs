@@ -1,6 +1,6 @@
 //! How system calls are made: a batch of nonblocking sends and receives at a time.
 //!
-//! - **D1** Every operation of a batch has ended when [`Driver::run`] returns: nothing stays with the kernel, so the
+//! - **D1** Every operation of a batch has ended when `Driver::run` returns: nothing stays with the kernel, so the
 //!   slices of the batch are borrowed for the call only, and the driver may move between threads.
 
 mod epoll;
