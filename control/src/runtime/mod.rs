@@ -3,11 +3,13 @@
 //! - [`world`]: from a launch and settings to a communicator over all ranks of the job.
 //! - [`coordinator`]: the coordination service as a job's own process runs it.
 //! - [`transports`]: the data plane's transports, as the settings want them.
+//! - [`pinning`]: where a rank's threads run.
 //! - [`abort`]: losses, from the data plane to the control plane and back.
 #![forbid(unsafe_code)]
 
 pub mod abort;
 pub mod coordinator;
+pub mod pinning;
 pub mod transports;
 pub mod world;
 

@@ -5,6 +5,7 @@
 
 use super::abort::Bridge;
 use super::coordinator::start_coordinator;
+use super::pinning::{PinningError, pin};
 use super::transports::{Identity, TransportsError, open};
 use crate::launch::{Launch, RANK_JOB};
 use crate::random::{incarnation, token};
@@ -89,6 +90,14 @@ pub enum JoinError {
         host: String,
         /// What is wrong.
         source: ConnectError,
+    },
+    /// This rank's threads could not be bound as asked.
+    #[error("rank {rank}: {source}")]
+    Pin {
+        /// This rank.
+        rank: u32,
+        /// What happened.
+        source: PinningError,
     },
     /// The algorithm that the settings ask for does not exist.
     #[error("RINGWAY_ALGO: {0}")]
@@ -185,6 +194,7 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
     let comm = Communicator::new(transport, group(&table, rank), options)?;
     let agent = Arc::new(agent);
     bridge.connect(&agent, table.members.clone(), rank, comm.reporter());
+    pin(&settings.pin, launch).map_err(|source| JoinError::Pin { rank, source })?;
     Ok((comm, World { agent: Some(agent), server, members: table.members }))
 }
 

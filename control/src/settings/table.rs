@@ -256,10 +256,10 @@ pub const TABLE: &[Setting] = &[
     row(
         "RINGWAY_PIN",
         Kind::Cpus,
-        Some("auto"),
+        Some("off"),
         "",
-        "Which processors this rank's threads run on: auto spreads local ranks over the machine, off leaves it to \
-         the system.",
+        "Which processors the thread that joins, and those it starts later, run on: auto gives each local rank its \
+         share of the machine, a list names them, off leaves it to the system.",
     ),
     row(
         "RINGWAY_HUGE_PAGES",
