@@ -20,6 +20,7 @@
 
 pub mod log;
 
+use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -41,8 +42,8 @@ pub mod parts {
     pub use ringway_topology as topology;
 }
 
-/// Why a process has no communicator.
-#[derive(Debug, thiserror::Error)]
+/// Why a process has no communicator. `Debug` prints the message, as that of [`CollectiveError`] does.
+#[derive(thiserror::Error)]
 pub enum StartError {
     /// A setting is wrong.
     #[error(transparent)]
@@ -56,6 +57,12 @@ pub enum StartError {
     /// The job did not come together.
     #[error(transparent)]
     Join(#[from] JoinError),
+}
+
+impl fmt::Debug for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A group of ranks, and this process's place in it. Its calls are those of

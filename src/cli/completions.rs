@@ -10,7 +10,7 @@ use clap_complete::Shell;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   ringway completions bash > /etc/bash_completion.d/ringway
-  ringway completions bash | source /dev/stdin                       (this shell only)
+  source <(ringway completions bash)                                 (this shell only)
   ringway completions zsh > ~/.zfunc/_ringway                        (with ~/.zfunc in $fpath)
   ringway completions fish > ~/.config/fish/completions/ringway.fish")]
 pub(crate) struct Args {

@@ -212,6 +212,10 @@ fn local_ranks(group: &GroupInfo) -> usize {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
+        // The others would only hear a goodbye, and wonder.
+        if std::thread::panicking() {
+            self.abort("it panicked; its standard error says where");
+        }
         self.owner.lock().close(self.index);
     }
 }

@@ -30,7 +30,9 @@ impl fmt::Display for Who {
 ///
 /// All but [`CollectiveError::Invalid`], [`CollectiveError::Memory`] and [`CollectiveError::TooManyStarted`] mean that
 /// the communicator is dead: every pending and later call on it answers the same error, on every rank.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+///
+/// `Debug` prints the message that `Display` does: `unwrap`, and a `main` that returns the error, show it to people.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
     /// A member is gone.
     #[error(
@@ -110,6 +112,12 @@ pub enum CollectiveError {
         /// The limit.
         limit: usize,
     },
+}
+
+impl fmt::Debug for CollectiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Where in a rank's work something happened.

@@ -53,19 +53,17 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, BenchError> {
     let launch = Launch::from_env()?;
     let ranks = args.ranks.unwrap_or(DEFAULT_RANKS);
     if launch.found_by == Launcher::Single {
+        args.check_root(ranks).map_err(BenchError::Flags)?;
         return launch_ranks(ranks);
     }
+    args.check_root(launch.world_size).map_err(BenchError::Flags)?;
     if args.ranks.is_some_and(|n| n != launch.world_size) {
         let (n, size, by) = (ranks, launch.world_size, launch.found_by);
         return Err(BenchError::Flags(format!(
-            "-n {n}, but {by} has started {size} ranks: leave -n away to use those, or run it without a launcher"
+            "-n {n}, but the launcher ({by}) started {size} ranks: leave -n away to use those, or run it without a launcher"
         )));
     }
     let comm = Communicator::join(&launch, &settings)?;
-    if args.root >= comm.size() {
-        let why = format!("root {} is not below the {} ranks", args.root, comm.size());
-        return Err(BenchError::Flags(why));
-    }
     Ok(match measure::sweep(&comm, args) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(wrong) => {

@@ -52,6 +52,7 @@ const FORWARDED: [(Signal, bool); 6] = [
 /// the number of the signal if it was killed). SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed
 /// on. Nothing that was started outlives this command.
 #[derive(clap::Args)]
+#[command(override_usage = "ringway run -n <N> [OPTIONS] [--] <PROGRAM> [ARGUMENTS]...")]
 #[command(after_help = "Examples:
   ringway run -n 4 -- ./train --epochs 3
   ringway run -n 4 --tag -- python train.py    every line of output begins with its rank
@@ -73,7 +74,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MS", default_value_t = DEFAULT_GRACE_MS, value_parser = value_parser!(u64).range(0..=600_000))]
     grace_ms: u64,
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
