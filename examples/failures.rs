@@ -20,6 +20,7 @@ root       broadcasts from itself where the others expect rank 0
 order      makes two calls in the other order
 skip       leaves out a call
 abort      ends the communicator with words of its own
+panic      panics in the middle
 exit       exits in the middle, without a word
 late MS    comes late, which is no mistake";
 
@@ -67,6 +68,7 @@ fn calls(comm: &Communicator, mistake: &str, late_ms: u64) -> Result<(), Collect
         }
         "skip" if culprit => {}
         "abort" if culprit => comm.abort("the data of shard 7 is damaged"),
+        "panic" if culprit => panic!("no data in shard 7"),
         "exit" if culprit => std::process::exit(3),
         "late" if culprit => {
             std::thread::sleep(Duration::from_millis(late_ms));

@@ -69,6 +69,16 @@ fn an_abort_reaches_all_ranks_with_the_words_of_the_one() {
 }
 
 #[test]
+fn a_panic_is_told_to_all_other_ranks() {
+    let end = mistake(&["panic"]);
+    assert_ne!(end.code(), 0, "{end:?}");
+    for rank in 0..3 {
+        let begins = format!("rank {rank}: rank 3 on host ");
+        assert!(end.stdout.iter().any(|l| l.starts_with(&begins) && l.contains("it panicked")), "{end:?}");
+    }
+}
+
+#[test]
 fn a_rank_that_is_late_costs_waiting_and_nothing_else() {
     let end = mistake(&["late", "700"]);
     assert_eq!(end.code(), 0, "{end:?}");

@@ -276,8 +276,7 @@ impl TcpTransport {
         let agreed = agree(&self.identity(theirs.from, 0, 0), theirs);
         let link = &mut self.links[at as usize];
         link.why = Some(format!(
-            "{} {} {local} -> {remote}, {how}, {}, congestion control {congestion}, no zero-copy; {}",
-            self.driver.name(),
+            "{} {local} -> {remote}, {how}, {}, congestion control {congestion}, no zero-copy; {}",
             if local.is_ipv4() { "tcp4" } else { "tcp6" },
             if same_host { "same host" } else { "another host" },
             self.driver_why,

@@ -86,14 +86,16 @@ impl Bench {
   ringway bench all-gather -n 2 -b 1K -e 16M -f 2   each size twice the one before
   ringway bench broadcast -n 3 -r 1 --sizes 4K,1M   two sizes, from rank 1
   ringway bench all-reduce -n 4 --csv > table.csv   for a spreadsheet; --json for scripts
-  mpirun -n 4 ringway bench all-reduce              under a launcher: its ranks, over several hosts too
+  mpirun -n 4 ringway bench all-reduce              under a launcher: its ranks, on any hosts
   RINGWAY_ALGO=ring ringway bench all-reduce -n 4   what a setting changes
 
-Columns: time is the mean of the timed iterations, p50 and p99 their percentiles. algbw is size / p50, and busbw is
-algbw times nccl-tests' factor, the traffic that each rank's link carries. size is rounded up to whole elements (to
-whole blocks of all ranks where the collective has blocks). #wrong must be 0.
+Columns: time is the mean of the timed iterations, p50 and p99 their percentiles. algbw is
+size / p50, and busbw is algbw times nccl-tests' factor: the traffic that each rank's link
+carries. size is rounded up to whole elements, to whole blocks of all ranks where the
+collective has blocks. #wrong must be 0.
 
-As in nccl-tests, except: -n is the number of ranks (iterations: --iters), -e is 64M and -f 4 by default.
+As in nccl-tests, except: -n is the number of ranks (iterations: --iters), and the defaults
+of -e and -f.
 
 Exit codes: 0; 1 when a call failed or an element was wrong; 2 and 125 when the flags do not fit.")]
 pub(crate) struct BenchArgs {

@@ -219,7 +219,9 @@ fn row<T: Element>(
         min_us: percentile(&times, 0.0),
         p50_us,
         p99_us: percentile(&times, 0.99),
-        algorithm: choice.and_then(|c| c.algorithm).map_or("direct".to_owned(), |a| a.to_string().to_ascii_lowercase()),
+        algorithm: choice
+            .and_then(|c| c.algorithm)
+            .map_or("direct".to_owned(), |a| a.to_string().to_ascii_lowercase()),
         slice_bytes: choice.map_or(0, |c| c.slice_bytes as u64),
         transport: if comm.size() == 1 { "none".to_owned() } else { comm.transport_name().to_owned() },
     }
