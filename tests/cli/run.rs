@@ -237,6 +237,7 @@ fn bad_arguments_are_explained() {
         (&["run", "-n", "2"], "<PROGRAM>"),
         (&["run", "true"], "--ranks <N>"),
         (&["run", "-n", "2", "--grace-ms", "-1", "true"], "--grace-ms"),
+        (&["run", "-n", "2", "--tga", "true"], "unexpected argument '--tga'"),
         (&["fly"], "unrecognized subcommand"),
     ] {
         let end = Run::start(ringway(arguments)).end();

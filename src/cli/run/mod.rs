@@ -71,7 +71,7 @@ pub(crate) struct Args {
     tag: bool,
     /// How long the other ranks may go on after one has failed, to print their own errors; as long again between
     /// SIGTERM and SIGKILL
-    #[arg(long, value_name = "MS", default_value_t = DEFAULT_GRACE_MS, value_parser = value_parser!(u64).range(0..=600_000))]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, default_value_t = DEFAULT_GRACE_MS, value_parser = value_parser!(u64).range(0..=600_000))]
     grace_ms: u64,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
