@@ -61,7 +61,8 @@ pub enum StartError {
 
 impl fmt::Debug for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        // In one piece, as standard error has no buffer and other ranks write there too.
+        f.write_str(&self.to_string())
     }
 }
 
