@@ -5,8 +5,10 @@ use half::{bf16, f16};
 use ringway_collectives::reduce::ReduceOp;
 use ringway_dataplane::memory::DType;
 
-/// Largest input value. Sums over up to 64 ranks then stay below 256, which even bf16 holds exactly.
+/// Inputs are below this. Sums over [`MANY_RANKS`] of them stay below 256, which even bf16 holds exactly.
 const MODULUS: u64 = 4;
+/// Beyond so many ranks, each element is summed from one rank's value and zeros, and averaged over zeros and ones.
+const MANY_RANKS: u64 = 64;
 
 /// Writes one small integer as an element of `dtype` at the start of `out`.
 fn store(dtype: DType, value: u64, out: &mut [u8]) {
@@ -27,7 +29,9 @@ fn input(op: Option<ReduceOp>, rank: u64, ranks: u64, index: u64) -> u64 {
         // One rank holds a 2, the others 1: the product is 2 however many ranks there are.
         Some(ReduceOp::Prod) => 1 + u64::from(rank == index % ranks),
         // A multiple of the ranks in sum, so that the average is whole.
+        Some(ReduceOp::Avg) if ranks > MANY_RANKS => index % 2,
         Some(ReduceOp::Avg) => index % MODULUS,
+        Some(ReduceOp::Sum) if ranks > MANY_RANKS && rank != index % ranks => 0,
         _ => (index ^ (index >> 7) ^ (rank * 5)) % MODULUS,
     }
 }
@@ -40,7 +44,7 @@ fn reduced(op: ReduceOp, ranks: u64, index: u64) -> u64 {
         ReduceOp::Prod => all.product(),
         ReduceOp::Min => all.min().unwrap_or(0),
         ReduceOp::Max => all.max().unwrap_or(0),
-        ReduceOp::Avg => index % MODULUS,
+        ReduceOp::Avg => input(Some(op), 0, ranks, index),
         ReduceOp::And => all.reduce(|a, b| a & b).unwrap_or(0),
         ReduceOp::Or => all.fold(0, |a, b| a | b),
         ReduceOp::Xor => all.fold(0, |a, b| a ^ b),
@@ -116,8 +120,10 @@ mod tests {
 
     #[test]
     fn sums_stay_exact_in_the_narrowest_types() {
-        assert!(
-            (0..1000).all(|i| reduced(ReduceOp::Sum, 64, i) < 256 && reduced(ReduceOp::Prod, 64, i) == 2)
-        );
+        for ranks in [64, 65, 1024] {
+            let sum = |i| reduced(ReduceOp::Sum, ranks, i);
+            assert!((0..1000).all(|i| sum(i) < 256 && reduced(ReduceOp::Prod, ranks, i) == 2));
+            assert!((0..1000).any(|i| sum(i) > 0));
+        }
     }
 }
