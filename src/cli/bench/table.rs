@@ -76,6 +76,10 @@ impl<W: Write> Printer<W> {
                 for r in &ranks {
                     writeln!(out, "#   rank {:>3} on {} pid {}: {}", r.rank, r.host, r.pid, r.why)?;
                 }
+                writeln!(
+                    out,
+                    "# time is the mean of the iterations; algbw and busbw are by the median, p50"
+                )?;
                 HEAD.iter().try_for_each(|line| writeln!(out, "{line}"))?;
             }
             Format::Csv => writeln!(
