@@ -193,7 +193,8 @@ impl TcpTransport {
         let at = match self.judge(id) {
             Ok(at) => at,
             Err(why) => {
-                if !matches!(why, Refusal::NotYet | Refusal::UseMine) {
+                // These come of both sides dialling at once; the peer's life has been checked by then.
+                if !matches!(why, Refusal::NotYet | Refusal::UseMine | Refusal::Duplicate) {
                     self.door.complain(remote, &format!("as peer {}, it was refused ({why:?})", id.from));
                 }
                 return greet(&socket, &Greeting::Refuse(Ok(why)));
