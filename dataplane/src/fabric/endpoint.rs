@@ -192,6 +192,7 @@ impl Transport for Endpoint {
             depth: a.depth.min(b.depth),
             registers: a.registers || b.registers,
             sleepable: a.sleepable && b.sleepable,
+            withdraws_alone: a.withdraws_alone && b.withdraws_alone,
             in_process: a.in_process && b.in_process,
         };
         let all = self.ways.iter().map(|w| w.transport.caps());

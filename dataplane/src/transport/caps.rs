@@ -19,6 +19,9 @@ pub struct Caps {
     pub registers: bool,
     /// Whether a thread can sleep until there is something to poll.
     pub sleepable: bool,
+    /// Whether a withdrawn operation always ends without the peer. Not where the peer's device may be writing into the
+    /// lent memory by itself: such a receive ends when the peer has confirmed, or is given up for not doing so (T7).
+    pub withdraws_alone: bool,
     /// Whether both ends are in one process (then peer loss can only be simulated).
     pub in_process: bool,
 }

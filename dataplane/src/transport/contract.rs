@@ -15,6 +15,8 @@
 //! - **T7** After `cancel`, the operation completes without waiting for the peer: as `Cancelled`, or as it had
 //!   already ended. The sequence stays in step: the other side's half of the match, posted before or after, is
 //!   discarded with it. A discarded receive completes as `Cancelled`; a discarded send as finished or `Cancelled`.
+//!   Without [`Caps::withdraws_alone`], memory that a device may be reading or writing is first waited for: a moment
+//!   with a peer that polls, and for a named time with one that does not, which is then lost.
 //! - **T8** No call blocks, and none but `connect` and failure paths allocates once buffers have grown to their
 //!   working size.
 //! - **T9** Bytes from the network never cause a panic, nor memory growth beyond the named limits.

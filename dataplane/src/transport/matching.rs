@@ -20,6 +20,9 @@
 //! - **M4** What the peer can make this side keep is bounded: parked payload by the window, parked announcements by
 //!   [`MAX_PARKED`]; more ends the connection (T9).
 //! - **M5** A place number that is stale, from a cancelled or failed receive, swallows its bytes.
+//! - **M6** Memory that a device reads or writes by itself stays lent until it has stopped. A receive whose place was
+//!   given out with an address ([`Matcher::expose`]) and is withdrawn ends when the peer has said `Withdrawn`, after
+//!   all that it has written. A send that is withdrawn ends when what was handed out of it has left.
 
 mod inbound;
 mod outbound;
@@ -65,12 +68,33 @@ pub enum Kind {
     Credit,
     /// The sender takes its half back.
     CancelSend,
-    /// The receiver takes its half back.
+    /// The receiver takes its half back. With a `slot`, its place has an address: the sender is to say `Withdrawn`.
     CancelRecv,
+    /// The sender will write no more to `slot`, and all that it has written is there.
+    Withdrawn,
     /// A note of `length` bytes follows.
     Note,
     /// Nothing more will come.
     Bye,
+}
+
+/// Most devices that a place is registered with: a message is striped over at most so many.
+pub const MAX_RAILS: usize = 4;
+
+/// Where a receive's bytes go when the sender's device writes them by itself. All zero: it does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Place {
+    /// Address of the first byte in the receiver's memory.
+    pub address: u64,
+    /// What each of the receiver's devices knows the memory by; zero where it does not.
+    pub keys: [u32; MAX_RAILS],
+}
+
+impl Place {
+    /// Whether there is none.
+    pub fn is_none(&self) -> bool {
+        *self == Place::default()
+    }
 }
 
 /// One header, before encoding. Fields that a kind does not use are zero.
@@ -88,8 +112,10 @@ pub struct Frame {
     pub stamp: Stamp,
     /// Bytes of the message, or of this frame's payload (`Data`, `Note`).
     pub length: u64,
-    /// Place at the receiver.
+    /// Number of the place at the receiver.
     pub slot: u64,
+    /// In `Cts`, and in `Data` for the sending side's own use: where the place is, for one-sided writes.
+    pub place: Place,
     /// Where this payload begins in the message.
     pub offset: u64,
 }
@@ -97,7 +123,17 @@ pub struct Frame {
 impl Frame {
     /// A frame of `kind` with all else zero.
     pub fn bare(kind: Kind) -> Frame {
-        Frame { kind, credit: 0, seq: 0, tag: 0, stamp: Stamp::default(), length: 0, slot: 0, offset: 0 }
+        Frame {
+            kind,
+            credit: 0,
+            seq: 0,
+            tag: 0,
+            stamp: Stamp::default(),
+            length: 0,
+            slot: 0,
+            place: Place::default(),
+            offset: 0,
+        }
     }
 }
 
@@ -229,7 +265,16 @@ enum SendState {
     /// Announced by `Rts`.
     Announced,
     /// Matched: goes to this place of the peer.
-    Streaming { to: u64 },
+    Streaming { to: u64, place: Place },
+}
+
+/// How a send that was taken back ends once the device has let go of it.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+enum Ending {
+    /// This side took it back.
+    Cancelled,
+    /// The peer took its receive back, and waits to hear that this place is left alone.
+    Discarded { place: u64 },
 }
 
 #[derive(Debug)]
@@ -245,6 +290,7 @@ struct SendOp {
     sent: u64,
     /// Its last frame was handed out.
     last: bool,
+    ending: Option<Ending>,
 }
 
 #[derive(Debug)]
@@ -256,11 +302,15 @@ struct RecvOp {
     cleared: bool,
     announced: bool,
     received: u64,
+    /// The peer's device may write here by itself.
+    exposed: bool,
+    /// Taken back, waiting for the peer to confirm.
+    withdrawn: bool,
 }
 
 #[derive(Debug)]
 enum Cts {
-    Clear { slot: u64, stamp: Stamp, length: u64 },
+    Clear { slot: u64, stamp: Stamp, length: u64, place: Place },
     Discard,
 }
 
@@ -303,6 +353,10 @@ pub struct Matcher {
     owed: u32,
     /// Units that the peer has spent and not got back.
     outstanding: u32,
+    /// Receives that were taken back and are not confirmed (M6).
+    withdrawing: usize,
+    /// Whether a device reads lent memory by itself (M6).
+    one_sided: bool,
 }
 
 fn done(events: &mut Vec<Event>, id: OpId, result: Result<(), OpError>, lease: impl Into<Lease>) {
@@ -331,7 +385,15 @@ impl Matcher {
             credit: 0,
             owed: 0,
             outstanding: 0,
+            withdrawing: 0,
+            one_sided: false,
         }
+    }
+
+    /// For a transport whose device reads and writes lent memory by itself (M6).
+    #[must_use]
+    pub fn one_sided(self) -> Matcher {
+        Matcher { one_sided: true, ..self }
     }
 
     /// The connection stands: operations begin.
@@ -386,12 +448,23 @@ impl Matcher {
                     framed: 0,
                     sent: 0,
                     last: false,
+                    ending: None,
                 };
                 self.begin_send(op, events);
             }
             Op::Recv { tag, stamp, into, .. } => {
                 let key = (tag.to_u64(), seq);
-                let op = RecvOp { id, key, stamp, into, cleared: false, announced: false, received: 0 };
+                let op = RecvOp {
+                    id,
+                    key,
+                    stamp,
+                    into,
+                    cleared: false,
+                    announced: false,
+                    received: 0,
+                    exposed: false,
+                    withdrawn: false,
+                };
                 self.begin_recv(op, events);
             }
         }
@@ -479,13 +552,36 @@ impl Matcher {
             self.cancel_send(slot, events);
             return true;
         }
-        let Some(op) = self.recvs.find(|r| r.id == id).and_then(|slot| self.recvs.take(slot)) else {
-            return false;
-        };
-        self.recv_keys.remove(&op.key);
-        self.out.push_back(Out::Control(keyed(Kind::CancelRecv, op.key)));
-        done(events, id, Err(OpError::Cancelled), op.into);
+        let Some(slot) = self.recvs.find(|r| r.id == id) else { return false };
+        self.cancel_recv(slot, events);
         true
+    }
+
+    fn cancel_recv(&mut self, slot: SlotId, events: &mut Vec<Event>) {
+        let Some(op) = self.recvs.get_mut(slot) else { return };
+        if op.withdrawn {
+            return;
+        }
+        let exposed = op.exposed;
+        let place = if exposed { slot.0 } else { 0 };
+        self.recv_keys.remove(&op.key);
+        self.out.push_back(Out::Control(Frame { slot: place, ..keyed(Kind::CancelRecv, op.key) }));
+        if exposed {
+            op.withdrawn = true;
+            self.withdrawing += 1;
+        } else if let Some(op) = self.recvs.take(slot) {
+            done(events, op.id, Err(OpError::Cancelled), op.into);
+        }
+    }
+
+    /// Whether operations that were taken back wait for the peer or the device (M6): they end soon, or the peer is
+    /// to be given up.
+    pub fn is_withdrawing(&self) -> bool {
+        self.withdrawing > 0
+    }
+
+    fn forget_withdrawal(&mut self, withdrawn: bool) {
+        self.withdrawing -= usize::from(withdrawn).min(self.withdrawing);
     }
 
     /// Ends everything, as lost for `cause`; what had arrived stays for [`Self::has_arrived`].
@@ -501,6 +597,7 @@ impl Matcher {
             done(events, op.id, lost(), op.into);
         }
         self.early_sends = 0;
+        self.withdrawing = 0;
         self.send_keys.clear();
         self.recv_keys.clear();
         self.cts.clear();

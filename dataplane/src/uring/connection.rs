@@ -3,7 +3,7 @@
 
 use super::driver::{Batch, Io, Outcome};
 use super::wire::{self, HEADER_BYTES};
-use crate::transport::matching::{Body, Frame, Incoming, Kind, Matcher, Retired, SlotId};
+use crate::transport::matching::{Body, FRAME_BYTES, Frame, Incoming, Kind, Matcher, Retired, SlotId};
 use crate::transport::{Cause, CauseKind, Event, Note, Peer};
 use socket2::Socket;
 use std::collections::VecDeque;
@@ -135,7 +135,7 @@ impl Connection {
                 out.append(&frame, note.bytes());
                 continue;
             }
-            let Some((frame, payload)) = matcher.next_frame() else { return };
+            let Some((frame, payload)) = matcher.next_frame(|_, _| FRAME_BYTES) else { return };
             let Some(payload) = payload else {
                 out.append(&frame, &[]);
                 continue;

@@ -381,6 +381,7 @@ impl Transport for TcpTransport {
             depth: self.config.depth,
             registers: self.driver.registers(),
             sleepable: true,
+            withdraws_alone: true,
             in_process: false,
         }
     }

@@ -18,7 +18,7 @@
 #![forbid(unsafe_code)]
 
 use crate::transport::Stamp;
-use crate::transport::matching::{Frame, Kind};
+use crate::transport::matching::{Frame, Kind, Place};
 
 /// Length of a frame's header.
 pub const HEADER_BYTES: usize = 64;
@@ -228,6 +228,7 @@ fn code(kind: Kind) -> u8 {
         Kind::CancelRecv => 7,
         Kind::Note => 8,
         Kind::Bye => 9,
+        Kind::Withdrawn => 10,
     }
 }
 
@@ -262,6 +263,7 @@ pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Frame, WireError> {
         (7, 0) => Kind::CancelRecv,
         (8, 0) => Kind::Note,
         (9, 0) => Kind::Bye,
+        (10, 0) => Kind::Withdrawn,
         _ => return Err(WireError::Frame([number, zero])),
     };
     Ok(Frame {
@@ -271,6 +273,7 @@ pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Frame, WireError> {
         tag: u64::from_le_bytes(r.take()),
         stamp: Stamp(r.take()),
         length: u64::from_le_bytes(r.take()),
+        place: Place::default(),
         slot: u64::from_le_bytes(r.take()),
         offset: u64::from_le_bytes(r.take()),
     })

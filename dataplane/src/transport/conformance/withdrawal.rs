@@ -6,10 +6,13 @@ use crate::transport::{OpError, Tag};
 
 const CANCELLED: Result<(), OpError> = Err(OpError::Cancelled);
 
-/// Cancels an operation and polls only its own member until it has ended.
+/// Cancels an operation and polls until it has ended: only its own member, unless a device has to be waited for.
 fn cancel(f: &mut Field, at: At) {
     f.member_mut(at.0).cancel(at.1);
-    f.until_of(&[at.0], "T7", "a cancelled operation, without its peer", &mut |f| f.result(at).is_some());
+    let alone = [at.0];
+    let all: Vec<usize> = (0..f.members.len()).collect();
+    let polled = if f.caps().withdraws_alone { &alone[..] } else { &all };
+    f.until_of(polled, "T7", "a cancelled operation", &mut |f| f.result(at).is_some());
 }
 
 /// The next message on a tag gets through.

@@ -185,6 +185,7 @@ impl Transport for Loopback {
             depth: config.depth,
             registers: false,
             sleepable: true,
+            withdraws_alone: true,
             in_process: true,
         }
     }

@@ -1,10 +1,10 @@
 //! The receiving half: what arrives, and where its bytes go.
 
 use super::{
-    Arrived, Cts, Frame, Key, Kind, MAX_PARKED, Matcher, Out, Retired, SendState, SlotId, Violation, done,
-    keyed, units,
+    Arrived, Cts, Ending, Frame, Key, Kind, MAX_PARKED, Matcher, Out, Retired, SendState, SlotId, Violation,
+    done, keyed, units,
 };
-use crate::memory::{ReadLease, RegionId};
+use crate::memory::{ReadLease, RegionId, WriteLease};
 use crate::transport::op::{Event, OpError};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +65,13 @@ impl Matcher {
             Kind::Eager => self.on_eager(frame, over, events),
             Kind::Data => self.on_data(frame, events),
             Kind::Credit => Ok(None),
-            Kind::Rts | Kind::Cts | Kind::CancelSend | Kind::CancelRecv if over => Ok(None),
+            Kind::Rts | Kind::Cts | Kind::CancelSend if over => Ok(None),
+            Kind::CancelRecv if over && frame.slot == 0 => Ok(None),
             Kind::Rts => self.on_rts(frame, events).map(|()| None),
             Kind::Cts => self.on_cts(frame, events).map(|()| None),
             Kind::CancelSend => self.on_cancel_send(key, events).map(|()| None),
-            Kind::CancelRecv => self.on_cancel_recv(key, events).map(|()| None),
+            Kind::CancelRecv => self.on_cancel_recv(key, frame.slot, over, events).map(|()| None),
+            Kind::Withdrawn => self.on_withdrawn(SlotId(frame.slot), events).map(|()| None),
             Kind::Note | Kind::Bye => Err(Violation::Kind(frame.kind)),
         }
     }
@@ -193,7 +195,8 @@ impl Matcher {
                 if self.cts.len() >= MAX_PARKED {
                     return Err(Violation::Parked);
                 }
-                let cts = Cts::Clear { slot: frame.slot, stamp: theirs, length: their_bytes };
+                let (slot, place) = (frame.slot, frame.place);
+                let cts = Cts::Clear { slot, stamp: theirs, length: their_bytes, place };
                 if self.cts.insert(key, cts).is_some() {
                     return Err(twice(frame));
                 }
@@ -205,7 +208,7 @@ impl Matcher {
             return Err(twice(frame));
         }
         if op.stamp == theirs && op.bytes.len() as u64 == their_bytes {
-            op.state = SendState::Streaming { to: frame.slot };
+            op.state = SendState::Streaming { to: frame.slot, place: frame.place };
             self.streams.push_back(slot);
         } else if let Some(op) = self.sends.take(slot) {
             self.send_keys.remove(&key);
@@ -253,19 +256,78 @@ impl Matcher {
         Ok(())
     }
 
-    fn on_cancel_recv(&mut self, key: Key, events: &mut Vec<Event>) -> Result<(), Violation> {
-        if let Some(slot) = self.send_keys.remove(&key) {
+    fn on_cancel_recv(
+        &mut self,
+        key: Key,
+        place: u64,
+        over: bool,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Violation> {
+        if place != 0 && self.out.len() >= super::MAX_QUEUED + MAX_PARKED {
+            return Err(Violation::Parked);
+        }
+        if let Some(slot) = self.send_keys.get(&key).copied() {
+            let Some(op) = self.sends.get(slot) else { return Ok(()) };
+            if self.one_sided && op.sent < op.framed {
+                self.end_send(slot, Ending::Discarded { place });
+                return Ok(());
+            }
+            self.send_keys.remove(&key);
             self.streams.retain(|s| *s != slot);
             if let Some(op) = self.sends.take(slot) {
                 done(events, op.id, Ok(()), op.bytes);
             }
-        } else if self.send_ahead(key) {
+        } else if !over && self.send_ahead(key) {
             if self.cts.len() >= MAX_PARKED {
                 return Err(Violation::Parked);
             }
             self.cts.insert(key, Cts::Discard);
+        } else if let Some(slot) = self.sends.find(|s| s.key == key && s.ending.is_some()) {
+            // Both sides take it back: the peer hears when the device has let go.
+            self.end_send(slot, Ending::Discarded { place });
+            return Ok(());
         }
+        self.confirm(place);
         Ok(())
+    }
+
+    fn on_withdrawn(&mut self, slot: SlotId, events: &mut Vec<Event>) -> Result<(), Violation> {
+        match self.recvs.get(slot) {
+            Some(op) if op.withdrawn => {
+                self.finish(slot, Err(OpError::Cancelled), events);
+                Ok(())
+            }
+            Some(_) => Err(Violation::Kind(Kind::Withdrawn)),
+            // It had ended by the time that the peer heard.
+            None => Ok(()),
+        }
+    }
+
+    /// The lease of a receive that a `Cts` is about to announce, to register it.
+    pub fn incoming(&self, slot: SlotId) -> Option<&WriteLease> {
+        self.recvs.get(slot).map(|op| &op.into)
+    }
+
+    /// The `Cts` of this receive goes out with an address (M6). `false`: it has ended meanwhile.
+    pub fn expose(&mut self, slot: SlotId) -> bool {
+        let op = self.recvs.get_mut(slot);
+        op.map(|op| op.exposed = true).is_some()
+    }
+
+    /// All of the message for the place with this index was written by the peer's device.
+    ///
+    /// # Errors
+    /// [`Violation::Place`]: no such place was given out with an address.
+    pub fn landed(&mut self, index: u32, events: &mut Vec<Event>) -> Result<(), Violation> {
+        let outside = Violation::Place { slot: index.into(), offset: 0, length: 0 };
+        let slot = self.recvs.at(index).ok_or_else(|| outside.clone())?;
+        match self.recvs.get(slot) {
+            Some(op) if op.exposed && op.received == 0 => {
+                self.finish(slot, Ok(()), events);
+                Ok(())
+            }
+            _ => Err(outside),
+        }
     }
 
     /// Where the next bytes of `body` go, all [`Body::left`] of them, or `None` when they are to be thrown away.
@@ -317,9 +379,16 @@ impl Matcher {
 
     fn finish_if_whole(&mut self, slot: SlotId, events: &mut Vec<Event>) {
         let whole = self.recvs.get(slot).is_some_and(|op| op.received == op.into.len() as u64);
-        if whole && let Some(op) = self.recvs.take(slot) {
+        if whole {
+            self.finish(slot, Ok(()), events);
+        }
+    }
+
+    fn finish(&mut self, slot: SlotId, result: Result<(), OpError>, events: &mut Vec<Event>) {
+        if let Some(op) = self.recvs.take(slot) {
             self.recv_keys.remove(&op.key);
-            done(events, op.id, Ok(()), op.into);
+            self.forget_withdrawal(op.withdrawn);
+            done(events, op.id, result, op.into);
         }
     }
 

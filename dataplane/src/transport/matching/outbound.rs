@@ -1,6 +1,8 @@
 //! The sending half: announcing, matching, and cutting messages into frames.
 
-use super::{Cts, FRAME_BYTES, Frame, Kind, Matcher, Out, SendOp, SendState, SlotId, done, keyed, units};
+use super::{
+    Cts, Ending, FRAME_BYTES, Frame, Kind, Matcher, Out, Place, SendOp, SendState, SlotId, done, keyed, units,
+};
 use crate::memory::ReadLease;
 use crate::transport::op::{Event, OpError, OpId};
 
@@ -13,6 +15,8 @@ pub struct Payload {
     pub offset: usize,
     /// Its length in bytes.
     pub len: usize,
+    /// Whether it is the end of the message.
+    pub last: bool,
 }
 
 impl Matcher {
@@ -22,9 +26,9 @@ impl Matcher {
         let found = if self.cts.is_empty() { None } else { self.cts.remove(&key) };
         match found {
             Some(Cts::Discard) => done(events, op.id, Ok(()), op.bytes),
-            Some(Cts::Clear { slot, stamp: theirs, length: their_bytes }) => {
+            Some(Cts::Clear { slot, stamp: theirs, length: their_bytes, place }) => {
                 if theirs == stamp && their_bytes == length {
-                    op.state = SendState::Streaming { to: slot };
+                    op.state = SendState::Streaming { to: slot, place };
                     if let Ok(slot) = self.sends.put(op) {
                         self.send_keys.insert(key, slot);
                         self.streams.push_back(slot);
@@ -58,6 +62,15 @@ impl Matcher {
     }
 
     pub(super) fn cancel_send(&mut self, slot: SlotId, events: &mut Vec<Event>) {
+        let Some(op) = self.sends.get_mut(slot) else { return };
+        if self.one_sided && (op.last || op.ending.is_some()) {
+            // All of it is with the device: it ends as it had already (T7).
+            return;
+        }
+        if self.one_sided && op.sent < op.framed {
+            self.end_send(slot, Ending::Cancelled);
+            return;
+        }
         let Some(op) = self.sends.take(slot) else { return };
         self.send_keys.remove(&op.key);
         if op.last {
@@ -72,6 +85,36 @@ impl Matcher {
         done(events, op.id, Err(OpError::Cancelled), op.bytes);
     }
 
+    /// Hands out no more of a send; it ends when the device has let go of what it has (M6).
+    pub(super) fn end_send(&mut self, slot: SlotId, ending: Ending) {
+        let Some(op) = self.sends.get_mut(slot) else { return };
+        op.ending = Some(ending);
+        self.send_keys.remove(&op.key);
+        self.streams.retain(|s| *s != slot);
+    }
+
+    /// The device has let go of a send that was taken back.
+    fn let_go(&mut self, op: SendOp, ending: Ending, events: &mut Vec<Event>) {
+        match ending {
+            Ending::Cancelled => {
+                self.out.push_back(Out::Control(keyed(Kind::CancelSend, op.key)));
+                done(events, op.id, Err(OpError::Cancelled), op.bytes);
+            }
+            Ending::Discarded { place } => {
+                self.confirm(place);
+                done(events, op.id, Ok(()), op.bytes);
+            }
+        }
+    }
+
+    /// Tells the peer that nothing more will be written to a place that it has taken back; 0 is no place.
+    pub(super) fn confirm(&mut self, place: u64) {
+        if place != 0 {
+            let frame = Frame { slot: place, ..Frame::bare(Kind::Withdrawn) };
+            self.out.push_back(Out::Control(frame));
+        }
+    }
+
     /// Whether there is a frame to send.
     pub fn has_output(&self) -> bool {
         !self.out.is_empty() || !self.streams.is_empty() || self.should_return_credit()
@@ -82,16 +125,21 @@ impl Matcher {
     }
 
     /// The next frame to send, with the payload that must follow it at once. Small frames come before those of large
-    /// messages. After the payload has left, or was copied away, [`Self::sent`] is due, also for an empty one.
-    pub fn next_frame(&mut self) -> Option<(Frame, Option<Payload>)> {
-        let (mut frame, payload) = self.pick()?;
+    /// messages. After the payload has left, or was copied away, [`Self::sent`] is due, also for an empty one. A
+    /// frame of a large message carries at most `limit_bytes` of this lease to this place, from 1 up to
+    /// [`FRAME_BYTES`].
+    pub fn next_frame(
+        &mut self,
+        limit_bytes: impl Fn(&ReadLease, &Place) -> u64,
+    ) -> Option<(Frame, Option<Payload>)> {
+        let (mut frame, payload) = self.pick(limit_bytes)?;
         let back = self.owed.min(u32::from(u16::MAX));
         self.owed -= back;
         frame.credit = back as u16;
         Some((frame, payload))
     }
 
-    fn pick(&mut self) -> Option<(Frame, Option<Payload>)> {
+    fn pick(&mut self, limit_bytes: impl Fn(&ReadLease, &Place) -> u64) -> Option<(Frame, Option<Payload>)> {
         while let Some(out) = self.out.pop_front() {
             match out {
                 Out::Control(frame) => return Some((frame, None)),
@@ -102,26 +150,27 @@ impl Matcher {
                     op.last = true;
                     op.framed = op.bytes.len() as u64;
                     let frame = Frame { stamp: op.stamp, length: op.framed, ..keyed(Kind::Eager, op.key) };
-                    return Some((frame, Some(Payload { slot, offset: 0, len: op.bytes.len() })));
+                    return Some((frame, Some(Payload { slot, offset: 0, len: op.bytes.len(), last: true })));
                 }
             }
         }
         while let Some(slot) = self.streams.front().copied() {
-            let Some(SendOp { state: SendState::Streaming { to }, framed, bytes, last, key, .. }) =
+            let Some(SendOp { state: SendState::Streaming { to, place }, framed, bytes, last, key, .. }) =
                 self.sends.get_mut(slot)
             else {
                 self.streams.pop_front();
                 continue;
             };
             let (offset, total) = (*framed, bytes.len() as u64);
-            let length = (total - offset).min(FRAME_BYTES);
+            let limit = limit_bytes(bytes, place).clamp(1, FRAME_BYTES);
+            let length = (total - offset).min(limit);
             *framed += length;
-            let frame = Frame { slot: *to, offset, length, ..keyed(Kind::Data, *key) };
+            let frame = Frame { slot: *to, offset, length, place: *place, ..keyed(Kind::Data, *key) };
             if *framed == total {
                 *last = true;
                 self.streams.pop_front();
             }
-            let payload = Payload { slot, offset: offset as usize, len: length as usize };
+            let payload = Payload { slot, offset: offset as usize, len: length as usize, last: *last };
             return Some((frame, Some(payload)));
         }
         self.should_return_credit().then(|| (Frame::bare(Kind::Credit), None))
@@ -137,14 +186,16 @@ impl Matcher {
     pub fn sent(&mut self, slot: SlotId, len: usize, events: &mut Vec<Event>) {
         let Some(op) = self.sends.get_mut(slot) else { return };
         op.sent += len as u64;
-        if op.last
-            && op.sent == op.framed
-            && let Some(op) = self.sends.take(slot)
-        {
-            if op.state != SendState::Leaving {
-                self.send_keys.remove(&op.key);
-            }
-            done(events, op.id, Ok(()), op.bytes);
+        if op.sent < op.framed || !(op.last || op.ending.is_some()) {
+            return;
+        }
+        let Some(op) = self.sends.take(slot) else { return };
+        if op.state != SendState::Leaving {
+            self.send_keys.remove(&op.key);
+        }
+        match op.ending {
+            Some(ending) => self.let_go(op, ending, events),
+            None => done(events, op.id, Ok(()), op.bytes),
         }
     }
 }

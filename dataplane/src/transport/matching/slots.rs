@@ -9,7 +9,8 @@ impl SlotId {
         SlotId(u64::from(generation) << 32 | u64::from(index))
     }
 
-    fn index(self) -> usize {
+    /// The index alone, which names the place while it is taken.
+    pub fn index(self) -> usize {
         (self.0 & 0xffff_ffff) as usize
     }
 
@@ -45,6 +46,12 @@ impl<T> Slots<T> {
     /// Whether a peer may know of such a number: its index was handed out at some time.
     pub(super) fn known(&self, id: SlotId) -> bool {
         id.index() < self.places.len()
+    }
+
+    /// The number of what is at this index now.
+    pub(super) fn at(&self, index: u32) -> Option<SlotId> {
+        let place = self.places.get(index as usize)?;
+        place.value.as_ref().map(|_| SlotId::new(index, place.generation))
     }
 
     /// Puts `value` away, or gives it back when all places are taken.
