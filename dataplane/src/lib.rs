@@ -6,5 +6,6 @@
 
 pub mod fabric;
 pub mod memory;
+pub mod rdma;
 pub mod transport;
 pub mod uring;
