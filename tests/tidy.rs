@@ -18,13 +18,14 @@ const ARROWS: [(&str, &[&str]); 6] = [
 
 /// Modules of plain data and functions: replayed in simulation, so nothing in them may look at a clock, a socket,
 /// the environment or another thread.
-const PURE: [&str; 6] = [
+const PURE: [&str; 7] = [
     "topology/src/model",
     "collectives/src/schedule",
     "control/src/core",
     "control/src/settings/table.rs",
     "control/src/settings/value.rs",
     "dataplane/src/transport/matching",
+    "dataplane/src/rdma/choice",
 ];
 
 /// What a pure module must not name.
