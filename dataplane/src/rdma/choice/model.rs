@@ -189,6 +189,11 @@ impl Mtu {
         Mtu::ALL.into_iter().find(|mtu| mtu.code() == code)
     }
 
+    /// From its payload in bytes.
+    pub fn from_bytes(bytes: u32) -> Option<Mtu> {
+        Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
+    }
+
     /// The largest that fits an Ethernet interface of this MTU.
     pub fn within_interface(mtu_bytes: u32) -> Option<Mtu> {
         Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() + ROCE_HEADERS_BYTES <= mtu_bytes)
@@ -267,6 +272,7 @@ mod tests {
     fn mtus_are_those_of_the_verbs() {
         assert_eq!(Mtu::ALL.map(Mtu::bytes), [256, 512, 1024, 2048, 4096]);
         assert!(Mtu::ALL.iter().all(|mtu| Mtu::from_code(mtu.code()) == Some(*mtu)));
+        assert!(Mtu::ALL.iter().all(|mtu| Mtu::from_bytes(mtu.bytes()) == Some(*mtu)));
         assert_eq!(Mtu::from_code(0), None);
         assert_eq!(Mtu::within_interface(9000), Some(Mtu::B4096));
         assert_eq!(Mtu::within_interface(1500), Some(Mtu::B1024));
