@@ -249,7 +249,7 @@ impl Drop for Context {
     }
 }
 
-fn open_error(device: String, path: String, errno: i32) -> VerbsError {
+pub(super) fn open_error(device: String, path: String, errno: i32) -> VerbsError {
     match errno {
         libc::EPERM | libc::EACCES => VerbsError::OpenDenied { device, path, errno },
         _ if !Path::new(&path).exists() => VerbsError::NoDeviceFile { device, path },

@@ -90,7 +90,8 @@ pub struct ReadyToSend {
     pub send_psn: u32,
     /// A packet counts as lost after 4.096 us times 2 to this power without an answer; 0 waits for ever.
     pub timeout: u8,
-    /// How often a lost packet is sent again, 0 to 7.
+    /// How often a lost packet is sent again, 0 to 7. Soft-RoCE takes 7 as without end, and so never notices a peer
+    /// that is gone.
     pub retry_count: u8,
     /// How often it is sent again when the peer has no receive posted, 0 to 6; 7 is without end.
     pub rnr_retry: u8,

@@ -46,7 +46,7 @@ pub enum CompletionStatus {
 }
 
 impl CompletionStatus {
-    fn of(status: sys::ibv_wc_status) -> CompletionStatus {
+    pub(super) fn of(status: sys::ibv_wc_status) -> CompletionStatus {
         use CompletionStatus as S;
         match status {
             sys::IBV_WC_SUCCESS => S::Success,

@@ -1,5 +1,9 @@
-//! Without a device: loading, errors in words, layouts.
+//! What can be shown without a device is here; what needs one is in `device`, over the ends that `rig` makes.
 
+mod device;
+mod rig;
+
+use super::context::open_error;
 use super::*;
 
 #[test]
@@ -19,4 +23,84 @@ fn a_library_of_another_kind_is_refused_by_the_function_it_lacks() {
         LoadError::Incomplete { file: "libc.so.6".to_owned(), symbol: "ibv_get_device_list" },
         "{error}"
     );
+}
+
+#[test]
+fn the_list_of_devices_is_the_kernels() {
+    let library = match Library::load() {
+        Ok(library) => library,
+        Err(error) => return rig::skip(&error.to_string()),
+    };
+    let mut listed = library.device_names().expect("a list, if an empty one");
+    // A kernel without RDMA has no such folder.
+    let kernels = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten();
+    let mut kernels: Vec<String> =
+        kernels.map(|entry| entry.expect("an entry").file_name().into_string().expect("plain")).collect();
+    listed.sort();
+    kernels.sort();
+    assert_eq!(listed, kernels);
+    let same = Library::load().expect("as before");
+    assert!(std::sync::Arc::ptr_eq(&library, &same), "one library for the process");
+    let error = Context::open(&library, "no-such-device").expect_err("no such device");
+    assert_eq!(
+        error,
+        VerbsError::NoSuchDevice { device: "no-such-device".to_owned(), known: error_known(&error) }
+    );
+    assert!(error.to_string().contains("rdma link") || error.to_string().contains(&kernels[0]), "{error}");
+}
+
+fn error_known(error: &VerbsError) -> Vec<String> {
+    match error {
+        VerbsError::NoSuchDevice { known, .. } => known.clone(),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_opened_says_what_to_do() {
+    let file = || "/dev/infiniband/uverbs-of-nowhere".to_owned();
+    let denied = open_error("mlx5_0".to_owned(), file(), libc::EACCES);
+    assert!(matches!(denied, VerbsError::OpenDenied { .. }), "{denied}");
+    assert!(denied.to_string().contains("read and write access"), "{denied}");
+    let missing = open_error("mlx5_0".to_owned(), file(), libc::ENODEV);
+    assert!(matches!(missing, VerbsError::NoDeviceFile { .. }), "{missing}");
+    assert!(missing.to_string().contains("--device=/dev/infiniband/uverbs-of-nowhere"), "{missing}");
+    let other = open_error("mlx5_0".to_owned(), "/dev/null".to_owned(), libc::ENODEV);
+    assert_eq!(other.errno(), Some(libc::ENODEV), "{other}");
+    assert!(other.to_string().contains("dmesg"), "{other}");
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_is_told_with_the_limit() {
+    let refused = |memlock_limit_bytes| {
+        let (device, errno) = ("mlx5_0".to_owned(), libc::ENOMEM);
+        VerbsError::PinRefused { device, len_bytes: 1 << 20, errno, memlock_limit_bytes }.to_string()
+    };
+    let limited = refused(Some(65_536));
+    assert!(limited.contains("65536 bytes") && limited.contains("ulimit -l unlimited"), "{limited}");
+    let unlimited = refused(None);
+    assert!(unlimited.contains("out of it") && !unlimited.contains("ulimit"), "{unlimited}");
+}
+
+#[test]
+fn every_status_has_its_own_words_and_number() {
+    let all: Vec<CompletionStatus> = (0..32).map(CompletionStatus::of).collect();
+    for (number, status) in all.iter().enumerate() {
+        assert_eq!(status.number(), number as u32, "{status:?}");
+        assert!(status.to_string().ends_with(&format!("(status {number})")), "{status}");
+    }
+    let mut words: Vec<String> = all.iter().map(ToString::to_string).collect();
+    words.sort();
+    words.dedup();
+    assert_eq!(words.len(), 32);
+    assert_eq!(all[10], CompletionStatus::RemoteAccess);
+    assert_eq!(all[12], CompletionStatus::RetryExceeded);
+}
+
+#[test]
+fn a_full_queue_and_a_wrong_request_are_told_apart() {
+    let refused = |errno| PostError { call: "ibv_post_send", accepted: 3, errno };
+    assert!(refused(libc::ENOMEM).is_full() && !refused(libc::EINVAL).is_full());
+    assert!(refused(libc::ENOMEM).to_string().contains("poll completions"));
+    assert!(refused(libc::EINVAL).to_string().contains("not connected"));
 }
