@@ -6,7 +6,7 @@
 //! order of the side whose offer is the lower in bytes, so that both decide alike (R1).
 
 use super::gid::{Family, is_link_local, share_subnet};
-use super::model::{GidKind, LinkLayer, Mtu};
+use super::model::{GidKind, LinkLayer, Mtu, show_gid};
 use super::offer::{OfferedGid, OfferedRail, RdmaOffer};
 
 /// One rail between this side and a peer.
@@ -28,6 +28,34 @@ pub struct RailPair {
     pub global: bool,
     /// The path MTU: the smaller of both sides'.
     pub mtu: Mtu,
+}
+
+impl RailPair {
+    /// One line for people, seen from the side that `mine` is of: `rxe0:1 10.77.0.1 to rxe1:1 10.77.0.2, MTU 4096`.
+    pub fn shown(&self, mine: &RdmaOffer, theirs: &RdmaOffer) -> String {
+        let (my_rail, their_rail) = (&mine.rails[self.mine], &theirs.rails[self.theirs]);
+        let end = |rail: &OfferedRail, gid: &[u8; 16]| match self.global {
+            true => format!("{} {}", named(rail), show_gid(gid)),
+            false => format!("{} LID {}", named(rail), rail.lid),
+        };
+        let ends = format!("{} to {}", end(my_rail, &self.my_gid), end(their_rail, &self.their_gid));
+        format!("{ends}, MTU {}", self.mtu.bytes())
+    }
+
+    /// What is worth mending about this rail, in one line, if anything is.
+    pub fn remark(&self, mine: &RdmaOffer, theirs: &RdmaOffer) -> Option<String> {
+        let (my_rail, their_rail) = (&mine.rails[self.mine], &theirs.rails[self.theirs]);
+        let (my_mtu, their_mtu) = (my_rail.mtu.bytes(), their_rail.mtu.bytes());
+        (my_mtu != their_mtu).then(|| {
+            format!(
+                "the MTU of {} is {my_mtu} here, that of the peer's {} is {their_mtu}, so {} is used: give both \
+                 interfaces one MTU",
+                named(my_rail),
+                named(their_rail),
+                self.mtu.bytes()
+            )
+        })
+    }
 }
 
 /// Why two sides have no rail in common.
@@ -262,4 +290,203 @@ fn told(reasons: &[(String, Apart)]) -> String {
         format!("{}: {}: {}", pairs.join(", "), why.what(), why.remedy())
     };
     kinds.iter().map(line).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::seed::Seeded;
+    use core::net::IpAddr;
+
+    fn gid(index: u8, kind: GidKind, text: &str) -> OfferedGid {
+        let (address, prefix_len) = match text.split_once('/') {
+            Some((address, len)) => (address, Some(len.parse().unwrap())),
+            None => (text, None),
+        };
+        let bytes = match address.parse().unwrap() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        OfferedGid { index, kind, prefix_len, bytes }
+    }
+
+    fn rail(device: &str, gids: Vec<OfferedGid>) -> OfferedRail {
+        let link_layer = match gids[0].kind {
+            GidKind::InfiniBand => LinkLayer::InfiniBand,
+            _ => LinkLayer::Ethernet,
+        };
+        OfferedRail {
+            device: device.to_owned(),
+            port: 1,
+            link_layer,
+            lid: if link_layer == LinkLayer::InfiniBand { 7 } else { 0 },
+            subnet_prefix: (u128::from_be_bytes(gids[0].bytes) >> 64) as u64,
+            mtu: Mtu::B4096,
+            rate_mbps: 100_000,
+            pkey: 0xffff,
+            bootstrap_queue_pair: 17,
+            bootstrap_queue_key: 3,
+            gids,
+        }
+    }
+
+    fn offer(who: u8, rails: Vec<OfferedRail>) -> RdmaOffer {
+        RdmaOffer { identity: vec![who], rails }
+    }
+
+    fn v2(device: &str, addresses: &[&str]) -> OfferedRail {
+        let gids = addresses.iter().enumerate().map(|(i, a)| gid(i as u8, GidKind::RoceV2, a));
+        rail(device, gids.collect())
+    }
+
+    /// R1: the answers of both sides, checked to be mirror images of each other.
+    fn both(a: &RdmaOffer, b: &RdmaOffer) -> Result<Vec<RailPair>, Disagreement> {
+        match (agree(a, b), agree(b, a)) {
+            (Ok(mine), Ok(theirs)) => {
+                assert_eq!(mine.len(), theirs.len());
+                for (x, y) in mine.iter().zip(&theirs) {
+                    assert_eq!((x.mine, x.theirs), (y.theirs, y.mine));
+                    assert_eq!((x.my_gid, x.their_gid), (y.their_gid, y.my_gid));
+                    assert_eq!((x.global, x.mtu), (y.global, y.mtu));
+                }
+                Ok(mine)
+            }
+            (Err(mine), Err(_)) => Err(mine),
+            (mine, theirs) => panic!("{mine:?} and {theirs:?}"),
+        }
+    }
+
+    fn random_gid(random: &mut Seeded, index: u8) -> OfferedGid {
+        let kind = if random.once_in(3) { GidKind::RoceV1 } else { GidKind::RoceV2 };
+        let (host, net) = (random.below(6), random.below(2));
+        let address = match random.below(4) {
+            0 => format!("fd0{net}::{host}/64"),
+            1 => format!("fe80::{host}"),
+            2 => format!("10.{net}.0.{host}/24"),
+            _ => format!("10.{net}.0.{host}/32"),
+        };
+        gid(index, kind, &address)
+    }
+
+    fn random_offer(random: &mut Seeded, who: u8) -> RdmaOffer {
+        let rails = (0..=random.below(4).min(3)).map(|r| {
+            let infiniband = random.once_in(4);
+            let gids = match infiniband {
+                true => vec![gid(0, GidKind::InfiniBand, &format!("fe8{}::{r}", random.below(2)))],
+                false => (0..=random.below(5) as u8).map(|index| random_gid(random, index)).collect(),
+            };
+            let mut rail = rail(&format!("mlx5_{r}"), gids);
+            rail.mtu = Mtu::ALL[random.below(5) as usize];
+            rail.pkey = [0xffff, 0xffff, 0x8001, 0x7fff][random.below(4) as usize];
+            rail
+        });
+        RdmaOffer { rails: rails.collect(), identity: vec![who, random.below(255) as u8] }
+    }
+
+    #[test]
+    fn two_sides_find_mirror_images() {
+        // R1, R2
+        let mut agreed = 0;
+        for seed in 0..20_000 {
+            let mut random = Seeded::new(seed);
+            let (a, b) = (random_offer(&mut random, 1), random_offer(&mut random, 2));
+            let Ok(pairs) = both(&a, &b) else { continue };
+            agreed += 1;
+            assert!(!pairs.is_empty(), "seed {seed}");
+            for (i, pair) in pairs.iter().enumerate() {
+                let (x, y) = (&a.rails[pair.mine], &b.rails[pair.theirs]);
+                assert_eq!(x.link_layer, y.link_layer, "seed {seed}");
+                assert_eq!(Family::of(&pair.my_gid), Family::of(&pair.their_gid), "seed {seed}");
+                assert_eq!(pair.mtu, x.mtu.min(y.mtu));
+                let once = |p: &RailPair| p.mine != pair.mine && p.theirs != pair.theirs;
+                assert!(pairs[..i].iter().all(once), "seed {seed}: a rail is taken twice");
+                if x.link_layer == LinkLayer::Ethernet {
+                    let kind = |rail: &OfferedRail, gid: &[u8; 16]| {
+                        rail.gids.iter().filter(|g| g.bytes == *gid).map(|g| g.kind).collect::<Vec<_>>()
+                    };
+                    let (k, l) = (kind(x, &pair.my_gid), kind(y, &pair.their_gid));
+                    assert!(k.iter().any(|k| l.contains(k)), "seed {seed}");
+                    assert!(pair.global && pair.my_gid_index.is_some());
+                }
+            }
+        }
+        assert!(agreed > 5_000, "{agreed}");
+    }
+
+    #[test]
+    fn two_devices_of_one_host_without_a_subnet_are_routed() {
+        let one = offer(1, vec![v2("rxe0", &["fe80::ff:fe77:1", "10.77.0.1/32"])]);
+        let two = offer(2, vec![v2("rxe1", &["fe80::ff:fe77:2", "10.77.0.2/32"])]);
+        let pairs = both(&one, &two).unwrap();
+        assert_eq!(pairs[0].my_gid_index, Some(1));
+        assert_eq!(pairs[0].shown(&one, &two), "rxe0:1 10.77.0.1 to rxe1:1 10.77.0.2, MTU 4096");
+        assert_eq!(pairs[0].remark(&one, &two), None);
+    }
+
+    #[test]
+    fn the_shared_subnet_is_preferred_and_rails_may_cross() {
+        let one = offer(1, vec![v2("a", &["10.1.0.1/24", "fd00::1/64"]), v2("b", &["10.2.0.1/24"])]);
+        let two = offer(2, vec![v2("c", &["10.2.0.2/24"]), v2("d", &["10.9.0.2/24", "fd00::2/64"])]);
+        let pairs = both(&one, &two).unwrap();
+        let shown: Vec<String> = pairs.iter().map(|pair| pair.shown(&one, &two)).collect();
+        assert_eq!(shown, ["a:1 fd00::1 to d:1 fd00::2, MTU 4096", "b:1 10.2.0.1 to c:1 10.2.0.2, MTU 4096"]);
+    }
+
+    #[test]
+    fn infiniband_goes_by_lid_within_a_subnet_and_globally_between_two() {
+        let ib = |who, prefix: &str, lid| {
+            let mut rail = rail("mlx5_0", vec![gid(0, GidKind::InfiniBand, &format!("{prefix}::{who}"))]);
+            rail.lid = lid;
+            offer(who, vec![rail])
+        };
+        let near = both(&ib(1, "fe80", 3), &ib(2, "fe80", 9)).unwrap();
+        assert_eq!((near[0].global, near[0].my_gid_index, near[0].their_lid), (false, None, 9));
+        let far = both(&ib(1, "fe80", 3), &ib(2, "fec0", 9)).unwrap();
+        assert_eq!((far[0].global, far[0].my_gid_index), (true, Some(0)));
+    }
+
+    #[test]
+    fn link_local_is_the_last_resort() {
+        let one = offer(1, vec![v2("a", &["fe80::1/64"]), v2("b", &["10.0.0.1/24", "fe80::2/64"])]);
+        let two = offer(2, vec![v2("a", &["fe80::3/64"]), v2("b", &["10.0.0.3/24"])]);
+        let pairs = both(&one, &two).unwrap();
+        assert_eq!((pairs.len(), pairs[0].mine, pairs[0].theirs), (1, 1, 1), "only the surest way is taken");
+        let local = |who, address| offer(who, vec![v2("a", &[address])]);
+        assert_eq!(both(&local(1, "fe80::1/64"), &local(2, "fe80::2/64")).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn disagreements_say_why_once_and_what_to_do() {
+        let v1 = |device: &str, address| rail(device, vec![gid(0, GidKind::RoceV1, address)]);
+        let ib = rail("ib0", vec![gid(0, GidKind::InfiniBand, "fe80::1")]);
+        let mut other_partition = v2("a", &["10.0.0.2/24"]);
+        other_partition.pkey = 0x8001;
+        let base = v2("a", &["10.0.0.1/24"]);
+        let cases = [
+            (base.clone(), v1("b", "10.0.0.2/24"), "GIDs are of RoCE v2, the peer's of RoCE v1", "GID_INDEX"),
+            (base.clone(), v2("b", &["fd00::2/64"]), "GIDs are IPv4, the peer's IPv6", "ADDR_FAMILY"),
+            (base.clone(), ib, "this side's speaks Ethernet, the peer's InfiniBand", "RINGWAY_IB_HCA"),
+            (base.clone(), other_partition, "partition 0xffff, the peer's in 0x8001", "RINGWAY_IB_PKEY"),
+            (base.clone(), v2("b", &["fe80::2/64"]), "the peer's GIDs are link-local", "an IP address"),
+            (v1("a", "10.0.0.1/24"), v1("b", "10.1.0.1/24"), "reaches no other subnet", "use RoCE v2"),
+        ];
+        for (mine, theirs, what, remedy) in cases {
+            let why = both(&offer(1, vec![mine]), &offer(2, vec![theirs])).unwrap_err().to_string();
+            assert!(why.contains(what) && why.contains(remedy) && !why.contains('\n'), "{why}");
+        }
+        let two = offer(1, vec![base.clone(), v2("c", &["10.1.0.1/24"])]);
+        let why = both(&two, &offer(2, vec![v1("b", "10.0.0.2/24")])).unwrap_err().to_string();
+        assert!(why.starts_with("a:1 with b:1, c:1 with b:1: this side's GIDs"), "{why}");
+    }
+
+    #[test]
+    fn different_mtus_are_remarked() {
+        let one = offer(1, vec![v2("a", &["10.0.0.1/24"])]);
+        let mut two = offer(2, vec![v2("b", &["10.0.0.2/24"])]);
+        two.rails[0].mtu = Mtu::B1024;
+        let pairs = both(&one, &two).unwrap();
+        assert_eq!(pairs[0].mtu, Mtu::B1024);
+        let remark = pairs[0].remark(&one, &two).unwrap();
+        assert!(remark.contains("is 4096 here") && remark.contains("so 1024 is used"), "{remark}");
+    }
 }

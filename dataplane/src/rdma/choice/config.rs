@@ -27,8 +27,6 @@ pub struct RdmaConfig {
     pub timeout: u8,
     /// How often it is sent again before the connection counts as broken, 0 to 7.
     pub retry_count: u8,
-    /// Up to what distance between GPU and device GPU memory is registered with the device.
-    pub gdr_level: Option<GdrLevel>,
     /// NUMA node on which the rank runs: ports near it come first.
     pub near_node: Option<u32>,
     /// Memory that must be lockable for RDMA to be of use, in bytes.
@@ -59,24 +57,8 @@ impl Default for RdmaConfig {
             pkey_index: 0,
             timeout: DEFAULT_TIMEOUT,
             retry_count: DEFAULT_RETRY_COUNT,
-            gdr_level: None,
             near_node: None,
             min_locked_bytes: MIN_LOCKED_BYTES,
         }
     }
-}
-
-/// A distance between a GPU and a device, in NCCL's words, nearest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum GdrLevel {
-    /// Never.
-    Loc,
-    /// On one PCI switch.
-    Pix,
-    /// Across PCI switches.
-    Pxb,
-    /// On one NUMA node.
-    Phb,
-    /// Anywhere.
-    Sys,
 }

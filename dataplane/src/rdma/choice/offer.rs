@@ -258,3 +258,66 @@ impl<'a> Reader<'a> {
         Ok(self.take::<1>()?[0])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::route::MAX_ADDRESS_BYTES;
+    use crate::transport::seed::Seeded;
+
+    /// The largest offer that the limits allow.
+    fn largest() -> RdmaOffer {
+        let gid = |index: usize| OfferedGid {
+            index: index as u8,
+            kind: if index.is_multiple_of(2) { GidKind::RoceV1 } else { GidKind::RoceV2 },
+            prefix_len: (index % 3 != 0).then_some(24),
+            bytes: [index as u8; 16],
+        };
+        let rail = |number: usize| OfferedRail {
+            device: format!("{number}{}", "x".repeat(MAX_NAME_BYTES - 1)),
+            port: 255,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0xbeef,
+            subnet_prefix: 0xfe80 << 48,
+            mtu: Mtu::B4096,
+            rate_mbps: 400_000,
+            pkey: 0x8001,
+            bootstrap_queue_pair: MAX_QUEUE_PAIR,
+            bootstrap_queue_key: u32::MAX,
+            gids: (0..MAX_GIDS).map(gid).collect(),
+        };
+        RdmaOffer { identity: vec![7; MAX_IDENTITY_BYTES], rails: (0..MAX_RAILS).map(rail).collect() }
+    }
+
+    #[test]
+    fn offers_read_back_within_a_transports_address() {
+        let offer = largest();
+        let bytes = offer.to_bytes();
+        assert!(bytes.len() <= MAX_ADDRESS_BYTES / 2, "{}", bytes.len());
+        assert_eq!(RdmaOffer::from_bytes(&bytes), Ok(offer));
+    }
+
+    #[test]
+    fn hostile_bytes_are_refused() {
+        // R4
+        let bytes = largest().to_bytes();
+        for n in 0..bytes.len() {
+            assert!(RdmaOffer::from_bytes(&bytes[..n]).is_err(), "cut after {n}");
+        }
+        assert!(RdmaOffer::from_bytes(&[bytes.as_slice(), &[0]].concat()).is_err());
+        let mut random = Seeded::new(5);
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            let mut bytes = bytes.clone();
+            for _ in 0..=random.below(8) {
+                let at = random.below(bytes.len() as u64) as usize;
+                bytes[at] = random.next_u64() as u8;
+            }
+            match RdmaOffer::from_bytes(&bytes) {
+                Ok(read) => assert!(read.rails.len() <= MAX_RAILS && read.to_bytes().len() <= bytes.len()),
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(refused > 1000, "{refused}");
+    }
+}
