@@ -18,12 +18,17 @@ enum State {
     Done,
 }
 
-/// What a message carries.
+/// What a message carries, in the columns of its span.
 #[derive(Default)]
-struct Payload {
-    values: Vec<Value>,
+enum Payload {
+    /// No column of the span is in the sample.
+    #[default]
+    Nothing,
+    /// One column, as nearly all messages of large worlds have.
+    One(Value),
+    Many(Vec<Value>),
     /// In a barrier: a bit for each rank that the sender has heard of.
-    heard: Vec<u64>,
+    Heard(Vec<u64>),
 }
 
 struct Open {
@@ -80,7 +85,7 @@ pub(super) struct Run<'a, S: ?Sized> {
     heard: Vec<u64>,
     words: usize,
     programs: Vec<Program>,
-    ready: VecDeque<Rank>,
+    ready: Vec<Rank>,
     spare: Vec<Vec<Value>>,
     stats: Stats,
 }
@@ -124,7 +129,9 @@ impl<'a, S: Schedule + ?Sized> Run<'a, S> {
 
     /// Runs until nothing moves; fails unless every program has ended.
     pub(super) fn finish(&mut self) -> Result<(), Fault> {
-        while let Some(rank) = self.ready.pop_front() {
+        // The rank woken last goes first: it shares what the processor's cache still holds. The outcome is the same in
+        // any order, since matches follow program order alone.
+        while let Some(rank) = self.ready.pop() {
             self.programs[rank as usize].queued = false;
             while self.advance(rank)? {}
         }
@@ -306,9 +313,11 @@ impl<'a, S: Schedule + ?Sized> Run<'a, S> {
         }
         if sent.first != expected.first && self.columns.sampled() {
             // The sampled columns of the one span say nothing about the other's.
-            let columns = self.columns.of(expected).len();
-            payload.values.clear();
-            payload.values.resize(columns, self.goal.unknown());
+            payload = match self.columns.of(expected).len() {
+                0 => Payload::Nothing,
+                1 => Payload::One(self.goal.unknown()),
+                columns => Payload::Many(vec![self.goal.unknown(); columns]),
+            };
         }
         if matches!(open.step, Step::Reduce { .. }) {
             open.scratch = payload;
@@ -336,32 +345,48 @@ impl<'a, S: Schedule + ?Sized> Run<'a, S> {
 
     /// Copies what `rank` holds in the columns of `span`.
     fn read(&mut self, rank: Rank, span: Span) -> Payload {
-        let mut values = self.spare.pop().unwrap_or_default();
+        if self.words > 0 {
+            return Payload::Heard(self.heard[rank as usize * self.words..][..self.words].to_vec());
+        }
         let base = rank as usize * self.columns.len();
         let columns = self.columns.of(span);
-        values.extend_from_slice(&self.memory[base + columns.start..base + columns.end]);
-        let heard = self.heard[rank as usize * self.words..][..self.words].to_vec();
-        Payload { values, heard }
+        match &self.memory[base + columns.start..base + columns.end] {
+            [] => Payload::Nothing,
+            [value] => Payload::One(*value),
+            values => {
+                let mut copy = self.spare.pop().unwrap_or_default();
+                copy.extend_from_slice(values);
+                Payload::Many(copy)
+            }
+        }
     }
 
-    fn write(&mut self, rank: Rank, span: Span, mut payload: Payload, put: impl Fn(Value, Value) -> Value) {
+    fn write(&mut self, rank: Rank, span: Span, payload: Payload, put: impl Fn(Value, Value) -> Value) {
         let base = rank as usize * self.columns.len();
         let columns = self.columns.of(span);
         let cells = &mut self.memory[base + columns.start..base + columns.end];
-        for (cell, &value) in cells.iter_mut().zip(&payload.values) {
-            *cell = put(*cell, value);
+        match payload {
+            Payload::Nothing => {}
+            Payload::One(value) => cells[0] = put(cells[0], value),
+            Payload::Many(mut values) => {
+                for (cell, &value) in cells.iter_mut().zip(&values) {
+                    *cell = put(*cell, value);
+                }
+                values.clear();
+                self.spare.push(values);
+            }
+            Payload::Heard(heard) => {
+                for (bits, new) in self.heard[rank as usize * self.words..].iter_mut().zip(heard) {
+                    *bits |= new;
+                }
+            }
         }
-        for (bits, new) in self.heard[rank as usize * self.words..].iter_mut().zip(&payload.heard) {
-            *bits |= new;
-        }
-        payload.values.clear();
-        self.spare.push(payload.values);
     }
 
     fn wake(&mut self, rank: Rank) {
         let program = &mut self.programs[rank as usize];
         if !std::mem::replace(&mut program.queued, true) {
-            self.ready.push_back(rank);
+            self.ready.push(rank);
         }
     }
 }

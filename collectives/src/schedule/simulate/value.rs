@@ -13,22 +13,41 @@ pub(crate) fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What a chunk holds.
+/// What a chunk holds. A large world has millions of these, so it is small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Value {
     /// Sum of the contributions, modulo 2^64.
     sum: u64,
     /// Hash of the expression that made it.
-    expression: u64,
-    /// The run of ranks it covers, `first..past`; `first > past` once a combine has joined runs that do not touch.
-    first: Rank,
-    past: Rank,
+    expression: u32,
+    covers: Cover,
+}
+
+/// A run of ranks, `first..past`, counted modulo 2^16: exact below 65,536 ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cover {
+    first: u16,
+    past: u16,
+}
+
+impl Cover {
+    /// What is left once a combine has joined runs that do not touch.
+    const BROKEN: Cover = Cover { first: 1, past: 0 };
+
+    fn of(first: Rank, past: Rank) -> Cover {
+        Cover { first: first as u16, past: past as u16 }
+    }
+
+    fn join(left: Cover, right: Cover) -> Cover {
+        let touch = left.past == right.first && left != Cover::BROKEN && right != Cover::BROKEN;
+        if touch { Cover { first: left.first, past: right.past } } else { Cover::BROKEN }
+    }
 }
 
 impl Value {
     fn of(seed: u64, rank: Rank, chunk: u32) -> Value {
         let sum = mix(seed ^ mix(u64::from(rank) << 32 | u64::from(chunk)));
-        Value { sum, expression: sum, first: rank, past: rank + 1 }
+        Value { sum, expression: sum as u32, covers: Cover::of(rank, rank + 1) }
     }
 
     /// What a rank holds before anything of use is in a chunk: different everywhere, equal to no contribution.
@@ -37,13 +56,10 @@ impl Value {
     }
 
     pub(super) fn combine(left: Value, right: Value) -> Value {
-        let touch = left.past == right.first && left.first < left.past && right.first < right.past;
-        let (first, past) = if touch { (left.first, right.past) } else { (1, 0) };
         Value {
             sum: left.sum.wrapping_add(right.sum),
-            expression: mix(left.expression.rotate_left(17) ^ mix(right.expression)),
-            first,
-            past,
+            expression: mix(u64::from(left.expression) << 32 | u64::from(right.expression)) as u32,
+            covers: Cover::join(left.covers, right.covers),
         }
     }
 }
@@ -177,7 +193,7 @@ impl Goal {
             if value.expression != expression {
                 return Err(Fault::Disagree { rank, other, chunk });
             }
-            if self.rank_order && (value.first, value.past) != (0, self.ranks) {
+            if self.rank_order && value.covers != Cover::of(0, self.ranks) {
                 return Err(Fault::OutOfOrder { rank, chunk });
             }
         }

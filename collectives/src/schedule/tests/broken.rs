@@ -128,6 +128,31 @@ fn a_chunk_that_no_sample_shows_is_still_stepped_through() {
     assert!(matches!(fault(&schedule, Collective::AllGather, Posting::STRICT), Fault::Wrong { .. }));
 }
 
+/// One step out of 33 million, or one message of 17 million.
+#[test]
+fn one_wrong_step_is_found_among_4096_ranks() {
+    const RANKS: u32 = 4096;
+    let ring = RingReduceScatter { ranks: RANKS };
+    assert_eq!(ring.step(2500, 4000), send(2501, 499));
+    let wrong_chunk = edited(ring, 2500, 4000, send(2501, 498));
+    let found = fault(&wrong_chunk, Collective::ReduceScatter, Posting::STRICT);
+    // Chunk 499 goes on with what chunk 498 held, and ends at its owner.
+    assert_eq!(found, Fault::Wrong { rank: 499, chunk: 499 });
+
+    let gather = RingAllGather { ranks: RANKS };
+    assert_eq!(gather.step(1000, 8189), receive(999, 1001));
+    let misplaced = edited(gather, 1000, 8189, receive(999, 1002));
+    let found = fault(&misplaced, Collective::AllGather, Posting::STRICT);
+    assert_eq!(found, Fault::Wrong { rank: 1000, chunk: 1001 });
+
+    let direct = DirectReduceScatter { ranks: RANKS };
+    let last = direct.steps(4095) - 1;
+    assert_eq!(direct.step(4095, last), send(0, 0));
+    let unsent = edited(direct, 4095, last, None);
+    let found = fault(&unsent, Collective::ReduceScatter, Posting::STRICT);
+    assert!(matches!(found, Fault::Orphan { rank: 0, .. }), "{found:?}");
+}
+
 #[test]
 fn a_step_without_its_match_is_an_orphan() {
     for posting in ALL_POSTINGS {
