@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::rdma::choice::{
     Device, DeviceFile, Gid, GidKind, LinkLayer, LockedMemory, Mtu, Port, PortState, Survey,
 };
+use crate::rdma::verbs::{Library, LoadError};
 
 const CLASS: &str = "sys/class/infiniband";
 const VERBS: &str = "sys/class/infiniband_verbs";
@@ -59,7 +60,33 @@ pub fn this_host() -> Result<Survey, SurveyError> {
         };
         InterfaceAddress { ip: a.ip(), netdev: a.name, prefix_len }
     });
-    read(Path::new("/"), &addresses.collect::<Vec<_>>())
+    let mut survey = read(Path::new("/"), &addresses.collect::<Vec<_>>())?;
+    if !survey.devices.is_empty() {
+        ask_library(&mut survey);
+    }
+    Ok(survey)
+}
+
+/// Adds what the verbs library says. Where it cannot list devices, opening one will say why.
+fn ask_library(survey: &mut Survey) {
+    match Library::load() {
+        Ok(library) => {
+            if let Ok(known) = library.device_names() {
+                survey.devices.iter_mut().for_each(|d| d.known_to_library = known.contains(&d.name));
+            }
+        }
+        Err(error) => survey.library_missing = Some(why_missing(&error)),
+    }
+}
+
+/// Without the advice, which the obstacle gives.
+fn why_missing(error: &LoadError) -> String {
+    match error {
+        LoadError::NotFound { file, reason } => format!("{file} cannot be loaded ({reason})"),
+        LoadError::Incomplete { file, symbol } => {
+            format!("{file} has no {symbol}: it is not libibverbs, or older than rdma-core 22")
+        }
+    }
 }
 
 /// Looks at the host whose `sys`, `dev`, `proc` and `etc` are below `root`, with these addresses.
@@ -132,6 +159,7 @@ impl Tree<'_> {
             numa_node: numa_node.and_then(|text| text.parse().ok()),
             pci: pci.filter(|pci| pci.contains(':')),
             file: self.file(name)?,
+            known_to_library: true,
             ports,
         })
     }

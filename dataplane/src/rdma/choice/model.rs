@@ -41,6 +41,8 @@ pub struct Device {
     pub pci: Option<String>,
     /// Whether this process can open it.
     pub file: DeviceFile,
+    /// Whether the verbs library knows the device; true where that was not asked.
+    pub known_to_library: bool,
     /// Its ports, by number.
     pub ports: Vec<Port>,
 }

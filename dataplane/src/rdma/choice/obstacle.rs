@@ -16,6 +16,11 @@ pub enum Obstacle {
         /// Which, and what the loader said.
         why: String,
     },
+    /// The verbs library has no provider (its driver) for a device.
+    NoProvider {
+        /// The device.
+        device: String,
+    },
     /// There are devices, and no folder of files to open them by.
     NoDeviceFolder {
         /// The devices' names.
@@ -168,6 +173,9 @@ impl Obstacle {
             Obstacle::NoLibrary { .. } => "install libibverbs and its providers (Debian: apt install libibverbs1 \
                 ibverbs-providers; Fedora and RHEL: dnf install libibverbs; Arch: pacman -S rdma-core)"
                 .to_owned(),
+            Obstacle::NoProvider { .. } => "install the verbs providers (Debian: apt install ibverbs-providers; Fedora \
+                and RHEL: dnf install libibverbs; Arch: pacman -S rdma-core)"
+                .to_owned(),
             Obstacle::NoDeviceFolder { .. } => "hand the devices to the container (docker run --device=/dev/infiniband \
                 --cap-add=IPC_LOCK, in Kubernetes an RDMA device plugin); outside of one: modprobe ib_uverbs"
                 .to_owned(),
@@ -217,6 +225,9 @@ impl fmt::Display for Obstacle {
             }
             Obstacle::NoDevice => f.write_str("there is no RDMA device (/sys/class/infiniband is empty)"),
             Obstacle::NoLibrary { why } => write!(f, "the verbs library cannot be used: {why}"),
+            Obstacle::NoProvider { device } => {
+                write!(f, "the verbs library does not know {device}: its provider is missing")
+            }
             Obstacle::NoDeviceFolder { devices } => write!(
                 f,
                 "/dev/infiniband is not there, so {} cannot be opened, as in a container without it",

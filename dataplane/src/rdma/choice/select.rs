@@ -1,14 +1,15 @@
 //! The rails of this side: which ports and which of their GIDs, and why (R3, R5).
 //!
 //! Ports that are named by `RINGWAY_IB_HCA`, or all. Of those that work, the fastest are used together, the ones near
-//! the rank's NUMA node before others: one message is striped over them, so a slower one would hold the others up.
+//! the rank's NUMA node before others: one message is striped over them, so a slower one would hold the others up. A
+//! port's link-local GIDs count only where it has no other that may be used.
 
 use std::cmp::Reverse;
 use std::fmt;
 
 use super::MAX_RAILS;
 use super::config::RdmaConfig;
-use super::gid::{objection, preference};
+use super::gid::{is_link_local, objection, preference};
 use super::model::{Device, Gid, LinkLayer, LockedMemory, Mtu, Port, Survey};
 use super::obstacle::Obstacle;
 use super::offer::MAX_GIDS;
@@ -197,6 +198,9 @@ fn rail(device: &Device, port: &Port, config: &RdmaConfig) -> Result<Rail, Obsta
     if let Some(obstacle) = Obstacle::of_file(&device.name, &device.file) {
         return Err(obstacle);
     }
+    if !device.known_to_library {
+        return Err(Obstacle::NoProvider { device: device.name.clone() });
+    }
     if let Some(obstacle) = Obstacle::of_state(&name, port) {
         return Err(obstacle);
     }
@@ -245,6 +249,10 @@ fn usable_gids(name: &str, port: &Port, config: &RdmaConfig) -> Result<Vec<Gid>,
     let mut usable: Vec<Gid> =
         port.gids.iter().filter(|gid| objection(gid, config).is_none()).cloned().collect();
     usable.sort_by_key(preference);
+    // A link-local GID stands for nobody's intention, and between two hosts nothing tells whether it leads anywhere.
+    if usable.iter().any(|gid| !is_link_local(&gid.bytes)) {
+        usable.retain(|gid| !is_link_local(&gid.bytes));
+    }
     let kind = |gid: &Gid| {
         let (version, local, family, _) = preference(gid);
         (version, local, family)
