@@ -6,6 +6,7 @@ use super::library::{DeviceList, Library, text};
 use super::sys;
 use super::{VerbsError, port};
 use std::fmt;
+use std::fs::OpenOptions;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -75,12 +76,12 @@ impl Context {
     /// Opens the device of that name, as [`Library::device_names`] lists it.
     ///
     /// # Errors
-    /// When there is no such device, or its device file is missing or may not be opened.
+    /// When there is no such device, its device file is missing or may not be opened, or the library has no driver
+    /// for it.
     pub fn open(library: &Arc<Library>, name: &str) -> Result<Arc<Context>, VerbsError> {
         let devices = DeviceList::read(library)?;
         let Some(device) = devices.iter().find(|device| device.name == name) else {
-            let known = devices.iter().map(|device| device.name).collect();
-            return Err(VerbsError::NoSuchDevice { device: name.to_owned(), known });
+            return Err(absent_error(name, &devices));
         };
         // SAFETY: the device belongs to `devices`, which lives.
         let raw = unsafe { library.sys.ibv_open_device(device.raw) };
@@ -249,11 +250,39 @@ impl Drop for Context {
     }
 }
 
+/// Why a device that the library lists does not open. The library's own reason is not to be relied on: it says that
+/// there is no file where one may not be opened.
 pub(super) fn open_error(device: String, path: String, errno: i32) -> VerbsError {
-    match errno {
-        libc::EPERM | libc::EACCES => VerbsError::OpenDenied { device, path, errno },
-        _ if !Path::new(&path).exists() => VerbsError::NoDeviceFile { device, path },
-        _ => VerbsError::Call { call: "ibv_open_device", device, errno },
+    let opened = OpenOptions::new().read(true).write(true).open(&path);
+    match opened.map_err(|error| error.raw_os_error().unwrap_or(errno)) {
+        Err(errno @ (libc::EPERM | libc::EACCES)) => VerbsError::OpenDenied { device, path, errno },
+        Err(libc::ENOENT | libc::ENXIO) => VerbsError::NoDeviceFile { device, path },
+        Err(errno) => VerbsError::Call { call: "open", device: path, errno },
+        Ok(_) => VerbsError::Call { call: "ibv_open_device", device, errno },
+    }
+}
+
+/// Why the library does not list a device: it leaves out those that have no device file here, and those that it has
+/// no driver for.
+fn absent_error(name: &str, devices: &DeviceList<'_>) -> VerbsError {
+    let device = name.to_owned();
+    let of_kernel = Path::new("/sys/class/infiniband");
+    if name.is_empty() || name.contains('/') || !of_kernel.join(name).exists() {
+        return VerbsError::NoSuchDevice {
+            device,
+            known: devices.iter().map(|device| device.name).collect(),
+        };
+    }
+    let files = std::fs::read_dir("/sys/class/infiniband_verbs").into_iter().flatten().flatten();
+    let is_of_device =
+        |folder: &Path| std::fs::read_to_string(folder.join("ibdev")).is_ok_and(|ibdev| ibdev.trim() == name);
+    let file = files.map(|entry| entry.path()).find(|folder| is_of_device(folder));
+    let file =
+        file.as_deref().and_then(Path::file_name).map_or("uverbs".into(), |file| file.to_string_lossy());
+    let path = format!("/dev/infiniband/{file}");
+    match Path::new(&path).exists() {
+        true => VerbsError::NoDriver { device },
+        false => VerbsError::NoDeviceFile { device, path },
     }
 }
 

@@ -38,6 +38,15 @@ pub enum VerbsError {
         /// Where its device file belongs.
         path: String,
     },
+    /// The kernel and this process have the device, and libibverbs has no driver for it.
+    #[error(
+        "libibverbs has no driver for {device}: install ibverbs-providers (Debian, Ubuntu), libibverbs (Fedora, RHEL) \
+         or rdma-core (Arch), of one version with the library"
+    )]
+    NoDriver {
+        /// The device.
+        device: String,
+    },
     /// Memory could not be pinned for the device.
     #[error(
         "{device} could not pin {len_bytes} bytes ({}) {}", Words(*.errno), MemlockAdvice(*.memlock_limit_bytes)

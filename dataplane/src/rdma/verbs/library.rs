@@ -79,8 +79,8 @@ impl Library {
         Ok(Arc::new(Library { sys, file: file.to_owned() }))
     }
 
-    /// Names of this machine's RDMA devices, in the kernel's order. Empty where the kernel has none or no support
-    /// for them.
+    /// Names of this machine's RDMA devices that can be opened here, in the kernel's order: not of those whose device
+    /// file is missing or that have no driver in the library. Empty where the kernel has no support for RDMA.
     ///
     /// # Errors
     /// When the kernel's list cannot be read.

@@ -85,7 +85,7 @@ impl Access {
         self.0
     }
 
-    fn without(self, other: Access) -> Access {
+    pub(super) fn without(self, other: Access) -> Access {
         Access(self.0 & !other.0)
     }
 }

@@ -223,7 +223,7 @@ pub(super) fn gids(context: &Context, port: u8) -> Result<Vec<GidEntry>, VerbsEr
     }
 }
 
-/// In one call, with rdma-core 33 and later.
+/// In one call, with rdma-core 32 and later.
 pub(super) fn gids_by_table(context: &Context, port: u8) -> Result<Vec<GidEntry>, VerbsError> {
     const CALL: &str = "ibv_query_gid_table";
     // The call answers for all ports of the device.

@@ -144,7 +144,7 @@ pub struct QueuePair {
     domain: Arc<ProtectionDomain>,
     _send_queue: Arc<CompletionQueue>,
     _receive_queue: Arc<CompletionQueue>,
-    _shared_receives: Option<Arc<SharedReceiveQueue>>,
+    shared_receives: Option<Arc<SharedReceiveQueue>>,
 }
 
 // SAFETY: every verb may be called from any thread (I5); a queue pair has no tie to the thread that made it.
@@ -209,7 +209,7 @@ impl QueuePair {
             domain: Arc::clone(domain),
             _send_queue: Arc::clone(&spec.send_queue),
             _receive_queue: Arc::clone(&spec.receive_queue),
-            _shared_receives: spec.shared_receives.clone(),
+            shared_receives: spec.shared_receives.clone(),
         })
     }
 
@@ -237,7 +237,8 @@ impl QueuePair {
         let mut at = attributes(sys::IBV_QPS_INIT);
         at.port_num = port;
         at.pkey_index = pkey_index;
-        at.qp_access_flags = access.bits();
+        // Ordering is a matter of regions.
+        at.qp_access_flags = access.without(Access::RELAXED_ORDERING).bits();
         let mask = sys::IBV_QP_PORT | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_ACCESS_FLAGS;
         self.modify("ibv_modify_qp to init", &mut at, mask)
     }
@@ -342,7 +343,8 @@ impl QueuePair {
     /// reads into it; and its address handle lives. Inline bytes are free when the call returns.
     ///
     /// # Errors
-    /// When the queue is full or a request does not fit it or the state; says how many were accepted.
+    /// When the queue is full, a request does not fit it or the state, or a datagram goes nowhere; says how many were
+    /// accepted.
     pub unsafe fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
         if self.kind == QueuePairKind::UnreliableDatagram {
             let whole = |request: &SendRequest<'_>| request.to.is_some();
@@ -355,15 +357,19 @@ impl QueuePair {
         unsafe { posting::send(post, self.raw(), requests) }
     }
 
-    /// Adds requests to the receive queue, in order. Allocates nothing. Not for a queue pair with shared receives.
+    /// Adds requests to the receive queue, in order. Allocates nothing.
     ///
     /// # Safety
     /// The memory of each stays mapped, and is neither read nor written by anybody else, until its completion has
     /// been polled or the queue pair has been dropped.
     ///
     /// # Errors
-    /// When the queue is full or a request does not fit it or the state; says how many were accepted.
+    /// When the queue is full, a request does not fit it or the state, or the queue pair takes shared receives; says
+    /// how many were accepted.
     pub unsafe fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        if self.shared_receives.is_some() {
+            return Err(PostError { call: "ibv_post_recv", accepted: 0, errno: libc::EINVAL });
+        }
         let post = self.context().ops().post_recv.expect("every device has it");
         // SAFETY: the queue pair is alive (I1) and of that context; the memory is the caller's promise.
         unsafe {

@@ -261,6 +261,10 @@ fn queue_pairs_share_receives_and_a_low_queue_is_an_event() {
         assert_eq!((b.qp.capacity().max_receives, b.qp.capacity().max_receive_sges), (0, 0));
         connect(&mut a.qp, &a.site, &b.qp, &b.site);
         connect(&mut b.qp, &b.site, &a.qp, &a.site);
+        let piece = [b.memory.sge(0, 64)];
+        // SAFETY: the request is refused.
+        let refused = unsafe { b.qp.post_receive(&[ReceiveRequest { wr_id: 1, sges: &piece }]) };
+        assert_eq!(refused.expect_err("it has no queue of its own").errno, libc::EINVAL);
         ends.push((a, b));
     }
     let memory = Memory::new(&domain, 4096);

@@ -70,7 +70,7 @@ fn find_sites() -> Result<[Site; 2], String> {
     let library = Library::load().map_err(|error| error.to_string())?;
     let names = library.device_names().map_err(|error| error.to_string())?;
     if names.is_empty() {
-        return Err("the kernel has no RDMA device".to_owned());
+        return Err("libibverbs lists no device".to_owned());
     }
     let mut sites = Vec::new();
     for name in &names {
