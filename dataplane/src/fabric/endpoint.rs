@@ -9,7 +9,7 @@
 //! - **E2** With one transport nothing is added but a look into a table: its fd, waker and limits are the endpoint's.
 //! - **E3** With several, a thread sleeps on one epoll fd that holds theirs, which must stay the same for life.
 
-use super::route::{Offer, Policy, order, read_offers, write_offers};
+use super::route::{MAX_OFFERS, Offer, Offers, Policy, Withheld, order, read_offers, write_offers};
 use super::why::Record;
 use crate::memory::{Region, RegionId};
 use crate::transport::{
@@ -76,7 +76,9 @@ struct Way {
 /// Several transports that act as one.
 pub struct Endpoint {
     ways: Vec<Way>,
-    off: Vec<&'static str>,
+    withheld: Vec<Withheld>,
+    /// A transport whose absence is worth a warning, until one was given.
+    hoped_for: Option<&'static str>,
     routes: Vec<Option<Route>>,
     together: Option<Together>,
 }
@@ -87,24 +89,40 @@ impl Endpoint {
     /// # Errors
     /// [`EndpointError`] when none is on, two speak the same, or several cannot be slept on together.
     pub fn new(transports: Vec<(Box<dyn Transport>, Policy)>) -> Result<Endpoint, EndpointError> {
-        let (mut ways, mut off): (Vec<Way>, Vec<&'static str>) = (Vec::new(), Vec::new());
+        let (mut ways, mut withheld): (Vec<Way>, Vec<Withheld>) = (Vec::new(), Vec::new());
         for (transport, policy) in transports {
             let Caps { name, speaks, .. } = transport.caps();
             if ways.iter().any(|w| w.speaks == speaks) {
                 return Err(EndpointError::Twice { name: speaks });
             }
             match policy {
-                Policy::Off => off.push(name),
+                Policy::Off => {
+                    withheld.push(Withheld { name: speaks.to_owned(), why: "it is switched off".to_owned() });
+                }
                 Policy::Require | Policy::Prefer => {
                     ways.push(Way { transport, name, speaks, required: policy == Policy::Require });
                 }
             }
         }
         if ways.is_empty() {
+            let off: Vec<String> = withheld.into_iter().map(|w| w.name).collect();
             return Err(EndpointError::NoTransport { off: off.join(", ") });
         }
         let together = if ways.len() > 1 { Some(Together::of(&ways)?) } else { None };
-        Ok(Endpoint { ways, off, routes: Vec::new(), together })
+        Ok(Endpoint { ways, withheld, hoped_for: None, routes: Vec::new(), together })
+    }
+
+    /// Says why a transport is not among those of this endpoint, to peers that want it: before they are introduced.
+    /// Once there are as many as an address holds, more are not said.
+    pub fn withhold(&mut self, speaks: &'static str, why: impl Into<String>) {
+        if self.withheld.len() < MAX_OFFERS {
+            self.withheld.push(Withheld { name: speaks.to_owned(), why: why.into() });
+        }
+    }
+
+    /// Asks for one warning when a peer is reached by another transport than this one, which the endpoint has.
+    pub fn hope_for(&mut self, speaks: &'static str) {
+        self.hoped_for = Some(speaks);
     }
 
     /// How a peer is reached and what was rejected, or `None` before it was introduced.
@@ -112,13 +130,13 @@ impl Endpoint {
         self.routes.get(peer.0 as usize)?.as_ref().map(|r| &r.record)
     }
 
-    fn offers(&self) -> Vec<Offer> {
+    fn offers(&self) -> Offers {
         let offer = |w: &Way| Offer {
             name: w.speaks.to_owned(),
             required: w.required,
             address: w.transport.address(),
         };
-        self.ways.iter().map(offer).collect()
+        Offers { offered: self.ways.iter().map(offer).collect(), withheld: self.withheld.clone() }
     }
 
     fn route(&self, peer: Peer) -> Option<usize> {
@@ -131,16 +149,17 @@ impl Endpoint {
     }
 
     /// Tries what both offer; the record says how it went.
-    fn try_ways(&mut self, peer: Peer, theirs: &[Offer]) -> (Option<usize>, Record) {
+    fn try_ways(&mut self, peer: Peer, theirs: &Offers) -> (Option<usize>, Record) {
         let mut record = Record::default();
-        for name in &self.off {
-            record.reject(*name, "it is off on this side");
-        }
         for (mine, their) in order(&self.offers(), theirs, &mut record) {
             let way = &mut self.ways[mine];
-            match way.transport.connect(peer, &theirs[their].address) {
+            match way.transport.connect(peer, &theirs.offered[their].address) {
                 Ok(()) => {
                     record.chosen = Some(way.name.to_owned());
+                    if self.hoped_for.is_some_and(|hoped_for| hoped_for != way.speaks) {
+                        self.hoped_for = None;
+                        tracing::warn!("rank {} is reached by {record}; so others may be", peer.0);
+                    }
                     return (Some(mine), record);
                 }
                 Err(why) => record.reject(way.speaks, why.to_string()),
@@ -332,12 +351,12 @@ impl Transport for Endpoint {
 }
 
 /// For the error: both lists, and what was wrong with each.
-fn no_way(ways: &[Way], theirs: &[Offer], record: &Record) -> String {
+fn no_way(ways: &[Way], theirs: &Offers, record: &Record) -> String {
     let list = |names: Vec<&str>| if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
     format!(
         "this side offers {}, the peer {}: {record}",
         list(ways.iter().map(|w| w.speaks).collect()),
-        list(theirs.iter().map(|o| o.name.as_str()).collect())
+        list(theirs.offered.iter().map(|o| o.name.as_str()).collect())
     )
 }
 
@@ -431,13 +450,13 @@ mod tests {
     fn no_common_way_names_both_lists() {
         let [a, b, _] = hubs();
         let mut x = endpoint(&[(&a, "rdma", Policy::Require), (&b, "uring", Policy::Off)], 0);
-        let y = endpoint(&[(&b, "uring", Policy::Prefer)], 1);
+        let mut y = endpoint(&[(&b, "uring", Policy::Prefer)], 1);
+        y.withhold("rdma", "no device");
         let error = x.connect(Peer(1), &y.address()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "peer 1: no way from here to any of its addresses: this side offers rdma, the peer uring: no transport \
-             (not uring: it is off on this side; not rdma: the peer does not offer it; not uring: this side does \
-             not offer it)"
+             (not rdma: the peer does not offer it, it says: no device; not uring: it is switched off)"
         );
         assert!(x.record(Peer(1)).unwrap().chosen.is_none());
         assert!(matches!(x.connect(Peer(2), &Address(vec![7])), Err(ConnectError::BadAddress { .. })));
