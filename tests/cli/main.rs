@@ -7,6 +7,7 @@
 mod bench;
 mod doctor;
 mod failures;
+mod forbidden;
 mod process;
 mod run;
 mod serve;

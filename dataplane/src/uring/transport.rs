@@ -6,7 +6,7 @@ use super::device::{self, Published};
 use super::driver::{BATCH, Batch, Driver, Outcome};
 use super::links::{Channel, Link, Way};
 use super::strangers::Door;
-use super::watch::{Token, Watch};
+use super::watch::{EVENTS, Token, Watch};
 use super::{Config, MAX_DEPTH, MAX_MESSAGE_BYTES, MAX_NOTES};
 use crate::memory::{Region, RegionId};
 use crate::transport::matching::{Matcher, Retired};
@@ -46,7 +46,8 @@ pub enum OpenError {
     },
     /// io_uring was required and is not to be had.
     #[error(
-        "io_uring was asked for and refused ({0}): allow it (kernel.io_uring_disabled, seccomp) or use epoll"
+        "io_uring was asked for and refused ({0}): allow it (kernel.io_uring_disabled, seccomp), or let epoll be used \
+         (RINGWAY_IO_DRIVER=auto, or epoll in RINGWAY_NET)"
     )]
     Driver(std::io::Error),
     /// Out of descriptors or memory.
@@ -138,8 +139,8 @@ impl TcpTransport {
             door: Door::default(),
             links: Vec::new(),
             by_peer: Vec::new(),
-            active: Vec::new(),
-            readable: Vec::new(),
+            active: Vec::with_capacity(HOT_LINKS),
+            readable: Vec::with_capacity(EVENTS),
             dialling: Vec::new(),
             spare,
             taken: Vec::with_capacity(BATCH),

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Events taken at once.
-const EVENTS: usize = 64;
+pub(super) const EVENTS: usize = 64;
 
 /// What a watched fd belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

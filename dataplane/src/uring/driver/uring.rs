@@ -41,7 +41,7 @@ pub(in crate::uring) struct UringDriver {
 unsafe impl Send for UringDriver {}
 
 impl UringDriver {
-    pub(super) fn new() -> std::io::Result<UringDriver> {
+    pub(in crate::uring) fn new() -> std::io::Result<UringDriver> {
         let entries = BATCH as u32;
         let ring =
             IoUring::builder().dontfork().setup_submit_all().setup_coop_taskrun().build(entries).or_else(
@@ -123,28 +123,28 @@ impl UringDriver {
         outcomes[0]
     }
 
-    pub(super) fn describe(&self) -> &str {
+    pub(in crate::uring) fn describe(&self) -> &str {
         &self.described
     }
 
-    pub(super) fn registers(&self) -> bool {
+    pub(in crate::uring) fn registers(&self) -> bool {
         self.table.is_some()
     }
 
-    pub(super) fn register(&mut self, region: &Region) -> Result<RegionKey, RegisterError> {
+    pub(in crate::uring) fn register(&mut self, region: &Region) -> Result<RegionKey, RegisterError> {
         match &mut self.table {
             Some(table) => table.add(&self.ring, region),
             None => Err(RegisterError::Useless),
         }
     }
 
-    pub(super) fn deregister(&mut self, region: RegionId) {
+    pub(in crate::uring) fn deregister(&mut self, region: RegionId) {
         if let Some(table) = &mut self.table {
             table.remove(&self.ring, region);
         }
     }
 
-    pub(super) fn run(&mut self, batch: &mut Batch<'_>, outcomes: &mut [Outcome; BATCH]) {
+    pub(in crate::uring) fn run(&mut self, batch: &mut Batch<'_>, outcomes: &mut [Outcome; BATCH]) {
         let large = batch.ops.iter().take(batch.len).flatten().any(is_large);
         if batch.len <= PLAIN_MOST && !large {
             // Measured: a few plain calls are quicker than a ring round for them.
@@ -168,7 +168,8 @@ impl UringDriver {
         self.finish(pushed, outcomes);
     }
 
-    fn find(&self, region: Option<RegionId>, span: &[u8]) -> Option<Registered> {
+    /// Where a span is registered that is long enough for it to be used.
+    pub(in crate::uring) fn find(&self, region: Option<RegionId>, span: &[u8]) -> Option<Registered> {
         if span.len() < FIXED_LEAST_BYTES {
             return None;
         }
