@@ -9,6 +9,7 @@
 //! - I3: a default is read by the same code as a given value, so none can be outside of its own range.
 #![forbid(unsafe_code)]
 
+mod rdma;
 pub mod table;
 mod value;
 
@@ -16,7 +17,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use ringway_dataplane::fabric::Policy;
 use ringway_dataplane::fabric::interface::{self, Filter};
+use ringway_dataplane::rdma::RdmaConfig;
 
 use table::{Kind, Setting, TABLE};
 use value::Value;
@@ -57,6 +60,10 @@ pub struct Settings {
     pub io_driver: IoDriver,
     /// `RINGWAY_CONGESTION_CONTROL`.
     pub congestion_control: CongestionControl,
+    /// `RINGWAY_RDMA`.
+    pub rdma: Policy,
+    /// `RINGWAY_IB_*`, but for the NUMA node, which the rank finds out.
+    pub rdma_config: RdmaConfig,
     /// `RINGWAY_ALGO`.
     pub algo: NameList,
     /// `RINGWAY_EAGER_BYTES`; `None` leaves it to the transport.
@@ -138,6 +145,14 @@ pub enum Problem {
         /// What is allowed, in words.
         allowed: String,
     },
+    /// Two settings want opposite things.
+    #[error("{one} and {other} contradict each other: change one of them")]
+    Contradiction {
+        /// One, as `name=value`.
+        one: String,
+        /// The other.
+        other: String,
+    },
     /// The value is not text.
     #[error("{name} is not valid UTF-8: give plain text")]
     NotText {
@@ -187,7 +202,11 @@ impl Settings {
             }
         }
         if problems.is_empty() {
-            return Ok(Self::typed(given));
+            let settings = Self::typed(given);
+            match settings.rdma_contradiction() {
+                None => return Ok(settings),
+                Some(problem) => problems.push(problem),
+            }
         }
         problems.sort_by_cached_key(ToString::to_string);
         Err(SettingsError { problems })
@@ -245,6 +264,12 @@ impl Settings {
                 Some("system") => CongestionControl::System,
                 Some(name) => CongestionControl::Named(name.to_owned()),
             },
+            rdma: match values.word("RINGWAY_RDMA") {
+                Some("require") => Policy::Require,
+                Some("off") => Policy::Off,
+                _ => Policy::Prefer,
+            },
+            rdma_config: values.rdma_config(),
             algo: values.names("RINGWAY_ALGO"),
             eager_bytes: values.number("RINGWAY_EAGER_BYTES"),
             slice_bytes: values.number("RINGWAY_SLICE_BYTES"),

@@ -40,6 +40,11 @@ pub enum Kind {
         /// Largest allowed number.
         max: u64,
     },
+    /// `auto` or -1, or a number from 0 to `max`.
+    Index {
+        /// Largest allowed number.
+        max: u64,
+    },
     /// `on` or `off` (also 1 and 0, true and false, yes and no).
     Switch,
     /// One of these words.
@@ -48,6 +53,10 @@ pub enum Kind {
     SomeOf(&'static [&'static str]),
     /// Interface-name prefixes separated by commas; `=` before the list asks for whole names, `^` leaves them out.
     Interfaces,
+    /// RDMA devices: as [`Kind::Interfaces`], each with a port after `:` where one is meant.
+    Hcas,
+    /// An address and a prefix length, as `10.1.0.0/16`.
+    AddressRange,
     /// `host:port`, an IPv6 address in brackets.
     HostPort,
     /// `auto`, `off`, or processor numbers such as `0-3,8`.
@@ -61,6 +70,7 @@ impl Kind {
             Kind::Text | Kind::Secret => "any text that is not empty".to_owned(),
             Kind::Number { min, max } => number_range(*min, *max, unit),
             Kind::AutoOrNumber { min, max } => format!("auto, or {}", number_range(*min, *max, unit)),
+            Kind::Index { max } => format!("auto or -1, or {}", number_range(0, *max, unit)),
             Kind::Switch => "on or off".to_owned(),
             Kind::OneOf(words) => words.join(", "),
             Kind::SomeOf(words) => format!(
@@ -70,6 +80,10 @@ impl Kind {
             Kind::Interfaces => "a list of interface-name prefixes separated by commas: eth,ib takes those, \
                 =eth0 exactly that one, ^docker all but those, ^=eth3 all but exactly that one"
                 .to_owned(),
+            Kind::Hcas => "a list of RDMA devices separated by commas: mlx5 takes those whose name begins so, =mlx5_0:1 \
+                exactly port 1 of that one, ^mlx5_3 all but those, ^=mlx5_3 all but exactly that one"
+                .to_owned(),
+            Kind::AddressRange => "an address and a prefix length such as 10.1.0.0/16 or fd00::/8".to_owned(),
             Kind::HostPort => "host:port with a port from 1 to 65535, an IPv6 address in brackets as in \
                 [fd00::1]:29400"
                 .to_owned(),
@@ -183,7 +197,7 @@ pub const TABLE: &[Setting] = &[
     ),
     row(
         "RINGWAY_NET",
-        Kind::SomeOf(&["tcp", "uring", "epoll"]),
+        Kind::SomeOf(&["rdma", "tcp", "uring", "epoll"]),
         Some("auto"),
         "",
         "Which transports may be used; tcp stands for both of its drivers. With a list, a peer that none of them \
@@ -205,6 +219,82 @@ pub const TABLE: &[Setting] = &[
         "TCP congestion control of data connections: auto picks one fit for loopback between ranks of one host \
          and leaves the system's choice elsewhere, system never changes it, any other word is the kernel's name \
          of one (reno, cubic, bbr).",
+    ),
+    // How RDMA is used, named as in NCCL.
+    row(
+        "RINGWAY_RDMA",
+        Kind::OneOf(&["require", "prefer", "off"]),
+        Some("prefer"),
+        "",
+        "Whether tensors travel by RDMA: prefer uses it with the peers that can, and TCP with the others; require \
+         makes it an error where it cannot be used.",
+    ),
+    row(
+        "RINGWAY_IB_HCA",
+        Kind::Hcas,
+        None,
+        "",
+        "Which RDMA devices and ports carry tensors. Unset, the fastest ones that work, near the rank's NUMA node \
+         first.",
+    ),
+    row(
+        "RINGWAY_IB_GID_INDEX",
+        Kind::Index { max: 255 },
+        Some("auto"),
+        "",
+        "The GID that RoCE uses, by its index, on every port. auto finds one by type, address family and the subnet \
+         shared with the peer.",
+    ),
+    row(
+        "RINGWAY_IB_ADDR_FAMILY",
+        Kind::OneOf(&["AF_INET", "AF_INET6"]),
+        None,
+        "",
+        "Use only RoCE GIDs that are IPv4 or only those that are IPv6 addresses. Unset, either, IPv4 first.",
+    ),
+    row(
+        "RINGWAY_IB_ADDR_RANGE",
+        Kind::AddressRange,
+        None,
+        "",
+        "Use only RoCE GIDs within this range of addresses.",
+    ),
+    row(
+        "RINGWAY_IB_ROCE_VERSION",
+        Kind::OneOf(&["1", "2"]),
+        None,
+        "",
+        "Use only this version of RoCE. Unset, version 2 where both sides have it.",
+    ),
+    row(
+        "RINGWAY_IB_TC",
+        Kind::Number { min: 0, max: 255 },
+        Some("0"),
+        "",
+        "Traffic class of RDMA packets: on RoCE the byte that holds DSCP and ECN, as the switches' lossless queue wants it.",
+    ),
+    row("RINGWAY_IB_SL", Kind::Number { min: 0, max: 15 }, Some("0"), "", "InfiniBand's service level."),
+    row(
+        "RINGWAY_IB_PKEY",
+        Kind::Number { min: 0, max: 255 },
+        Some("0"),
+        "",
+        "The partition key, by its index in the port's table.",
+    ),
+    row(
+        "RINGWAY_IB_TIMEOUT",
+        Kind::Number { min: 1, max: 22 },
+        Some("16"),
+        "",
+        "How long RDMA waits before it sends again: 4.096 us times two to this power (16: 0.27 s). NCCL's 20 takes over \
+         half a minute to give up a dead path.",
+    ),
+    row(
+        "RINGWAY_IB_RETRY_CNT",
+        Kind::Number { min: 0, max: 7 },
+        Some("7"),
+        "",
+        "How often RDMA sends again before a connection counts as broken.",
     ),
     // How collectives are cut up and sent.
     row(

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ringway_dataplane::fabric::interface::Filter;
+use ringway_dataplane::rdma::choice::{AddressRange, HcaFilter};
 
 use super::table::Kind;
 
@@ -17,6 +18,8 @@ pub(super) enum Value {
     Names(NameList),
     Address(HostPort),
     Interfaces(Filter),
+    Hcas(HcaFilter),
+    Range(AddressRange),
     Pin(Pin),
 }
 
@@ -163,10 +166,14 @@ pub(super) fn read(kind: &Kind, text: &str, bytes: bool) -> Option<Value> {
         Kind::Number { min, max } => number(text, *min, *max, bytes).map(Value::Number),
         Kind::AutoOrNumber { .. } if text == "auto" => Some(Value::Auto),
         Kind::AutoOrNumber { min, max } => number(text, *min, *max, bytes).map(Value::Number),
+        Kind::Index { .. } if matches!(text, "auto" | "-1") => Some(Value::Auto),
+        Kind::Index { max } => number(text, 0, *max, false).map(Value::Number),
         Kind::Switch => switch(text).map(Value::Switch),
         Kind::OneOf(words) => word(text, words).map(Value::Word),
         Kind::SomeOf(words) => names(text, words).map(Value::Names),
         Kind::Interfaces => text.parse().ok().map(Value::Interfaces),
+        Kind::Hcas => text.parse().ok().map(Value::Hcas),
+        Kind::AddressRange => text.parse().ok().map(Value::Range),
         Kind::HostPort => HostPort::parse(text).map(Value::Address),
         Kind::Cpus => pin(text).map(Value::Pin),
     }

@@ -3,7 +3,7 @@
 use super::report::Section;
 use super::size;
 use ringway_topology::host::{self, cgroup, pin};
-use ringway_topology::model::machine::{IbPort, LinkState, Machine};
+use ringway_topology::model::machine::Machine;
 use ringway_topology::model::place::{Request, place};
 
 /// How many ranks the placement is shown for at most, where nobody asks for a number.
@@ -67,37 +67,13 @@ fn devices(machine: &Machine) -> Section {
     let mut section = Section::new("Devices");
     let parts = machine.parts();
     let near = |node: Option<u32>| node.map_or(String::new(), |node| format!(", near memory node {node}"));
-    for device in &parts.infiniband {
-        let ports: Vec<String> = device.ports.iter().map(port).collect();
-        section.noted(
-            format!("RDMA {}", device.name),
-            format!("{}{}", ports.join(", "), near(device.node)),
-            "not used: this version carries tensors by TCP, also over such a device's network interface",
-        );
-        if !device.ports.is_empty() && device.ports.iter().all(|port| port.state == LinkState::Down) {
-            section.advice(
-                format!("no port of {} is up", device.name),
-                "check cable, switch and subnet manager",
-            );
-        }
-    }
-    if parts.infiniband.is_empty() {
-        section.fact("RDMA", "none in /sys/class/infiniband");
-    }
     for gpu in &parts.gpus {
         section.fact(format!("accelerator {}", gpu.name), format!("PCI {}{}", gpu.pci, near(gpu.node)));
     }
+    if parts.gpus.is_empty() {
+        section.fact("accelerators", "none on PCI");
+    }
     section
-}
-
-fn port(port: &IbPort) -> String {
-    let state = match port.state {
-        LinkState::Up => "up",
-        LinkState::Down => "down",
-        LinkState::Unknown => "state not told",
-    };
-    let rate = port.rate_gbps.map_or(String::new(), |gbps| format!(", {gbps} Gbit/s"));
-    format!("port {} {state}{rate}", port.number)
 }
 
 fn placement(machine: &Machine, ranks: Option<u32>) -> Section {
