@@ -106,6 +106,41 @@ fn started_calls_end_in_any_order_on_several_communicators() {
 }
 
 #[test]
+fn started_messages_wait_for_their_turn_and_hold_up_no_receives() {
+    for (seed, depth) in [(0, 1), (1, 1), (2, 64)] {
+        let config = LoopbackConfig { depth, ..config(seed) };
+        ranks(2, config, &EngineOptions::default(), |c| {
+            let peer = 1 - c.rank();
+            let buffer = |from: u32, i: usize| {
+                let mut buffer = c.alloc::<i64>(100 * i).unwrap();
+                buffer.iter_mut().enumerate().for_each(|(k, v)| *v = value(from, i + k));
+                buffer
+            };
+            // All sends before any receive, more of them than the transport takes.
+            let sends: Vec<_> =
+                (0..40).map(|i| c.send_start(buffer(c.rank(), i), peer, 7).unwrap()).collect();
+            let receives: Vec<_> =
+                (0..40).map(|i| c.recv_start(c.alloc::<i64>(100 * i).unwrap(), peer, 7).unwrap()).collect();
+            for (i, handle) in receives.into_iter().enumerate().rev() {
+                assert_eq!(handle.wait().unwrap()[..], buffer(peer, i)[..], "message {i}");
+            }
+            // Asked often enough, a handle is done, without anybody waiting.
+            let mut sends = sends.into_iter();
+            let first = sends.next().unwrap();
+            while !first.is_done() {
+                std::thread::yield_now();
+            }
+            assert_eq!(first.wait().unwrap().len(), 0);
+            for (handle, i) in sends.zip(1..) {
+                assert_eq!(handle.wait().unwrap()[..], buffer(c.rank(), i)[..]);
+            }
+            assert!(c.send_start(buffer(0, 1), c.rank(), 0).is_err(), "to itself");
+            c.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
 fn handles_are_futures() {
     // A waker may call back.
     struct Unpark(std::thread::Thread, Arc<Communicator>);

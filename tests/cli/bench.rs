@@ -108,3 +108,31 @@ fn the_log_setting_decides_what_is_logged() {
     assert!(none.code() == 0 && none.stderr.is_empty(), "{none:?}");
     assert!(wrong.code() != 0 && wrong.stderr.contains("RINGWAY_LOG=ringway=loud"), "{wrong:?}");
 }
+
+#[test]
+fn messages_between_two_ranks_are_verified_both_ways() {
+    for more in [&["--op", "send"][..], &["--op", "write", "--bidirectional", "--window", "3"]] {
+        let end = bench(&[&["p2p", "--sizes", "0,1,1000,300K", "--iters", "7", "--csv"], more].concat());
+        assert_eq!(end.code(), 0, "{end:?}");
+        assert_eq!(end.stdout.len(), 5, "{end:?}");
+        for row in end.stdout.iter().skip(1) {
+            let words: Vec<&str> = row.split(',').collect();
+            assert_eq!((words[0], words[2], words[13]), (more[1], "7", "0"), "{row}");
+            assert!(["uring", "epoll"].contains(&words[14]), "{row}");
+        }
+    }
+    let end = bench(&["p2p", "--sizes", "8", "--only", "latency", "--json"]);
+    let whole: serde_json::Value = serde_json::from_str(&end.stdout.join("\n")).unwrap();
+    let row = &whole["rows"][0];
+    assert!(row["latency"]["typical_us"].as_f64().unwrap() > 0.0 && row["bandwidth"].is_null(), "{whole}");
+}
+
+#[test]
+fn messages_are_between_two_ranks() {
+    let mut command = ringway(&["run", "-n", "3", "--", env!("CARGO_BIN_EXE_ringway"), "bench", "p2p"]);
+    command.env("RINGWAY_LOG", "off");
+    let end = Run::start(command).end();
+    assert!(end.code() != 0 && end.stderr.contains("between two ranks"), "{end:?}");
+    let end = bench(&[]);
+    assert!(end.code() != 0 && end.stderr.contains("--help"), "{end:?}");
+}

@@ -6,7 +6,7 @@
 //!   queue full that only its own progress could empty; the others wait in the order in which they were called. But the
 //!   oldest call of every communicator is always active: where depth is short it runs narrowly (one message each way at
 //!   a time), so that ranks may start calls on several communicators in different orders. Messages between two ranks
-//!   take from another quarter of the depth.
+//!   take from another quarter of the depth, sends and receives each from their own: neither waits behind the other.
 //! - **C3** Two active runs of one group never share a tag: their numbers differ by less than [`SEQ_WINDOW`].
 
 #![forbid(unsafe_code)]
@@ -17,7 +17,7 @@ use super::fingerprint::{Call, cutting};
 use super::group::Group;
 use super::layout::{Area, INPUT, OUTPUT, WORK};
 use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
-use super::plan::{Plan, Request, What};
+use super::plan::{KINDS, Kind, Plan, Request, What};
 use super::recorder::{Ending, Recorder};
 use super::run::{Fault, Io, OpName, Phase, Run, Width};
 use crate::reduce::Kernels;
@@ -56,9 +56,8 @@ pub(super) struct Core {
     free: Vec<u16>,
     pub(super) active: Vec<u16>,
     queued: VecDeque<u16>,
-    /// Depth that active runs of collectives take, and of messages.
-    depth_used: u32,
-    messages_used: u32,
+    /// Depth that active runs take, by [`Kind`].
+    depth_used: [u32; KINDS],
     events: Vec<Event>,
     kernels: Kernels,
     pub(super) recorder: Recorder,
@@ -92,8 +91,7 @@ impl Core {
             free: Vec::with_capacity(MAX_CALLS),
             active: Vec::with_capacity(MAX_CALLS),
             queued: VecDeque::with_capacity(MAX_CALLS),
-            depth_used: 0,
-            messages_used: 0,
+            depth_used: [0; KINDS],
             events: Vec::with_capacity(EVENTS),
             kernels: Kernels::best(),
             recorder: Recorder::new(options.recorded_calls),
@@ -252,9 +250,9 @@ impl Core {
     /// C2, C3: how a run may become active now, if it may.
     fn width(&self, slot: u16) -> Option<Width> {
         let run = &self.runs[usize::from(slot)];
+        let used = self.depth_used[run.request.kind() as usize];
         if !run.request.is_collective() {
-            let room = self.messages_used < (self.caps.depth / 4).max(1);
-            return room.then_some(Width::Full);
+            return (used < (self.caps.depth / 4).max(1)).then_some(Width::Full);
         }
         let in_group = |other: &&u16| {
             let other = &self.runs[usize::from(**other)];
@@ -265,7 +263,7 @@ impl Core {
         if self.active.iter().filter(in_group).any(far) {
             return None;
         }
-        if run.plan.depth > 0 && self.depth_used + run.plan.depth <= self.caps.depth / 2 {
+        if run.plan.depth > 0 && used + run.plan.depth <= self.caps.depth / 2 {
             return Some(Width::Full);
         }
         (!self.active.iter().any(|other| in_group(&other))).then_some(Width::Narrow)
@@ -276,10 +274,10 @@ impl Core {
         let mut at = 0;
         while let Some(&slot) = self.queued.get(at) {
             let run = &self.runs[usize::from(slot)];
-            let (group, collective) = (run.group, run.request.is_collective());
+            let (group, kind) = (run.group, run.request.kind());
             let overtakes = self.queued.iter().take(at).any(|earlier| {
                 let earlier = &self.runs[usize::from(*earlier)];
-                collective == earlier.request.is_collective() && (!collective || earlier.group == group)
+                kind == earlier.request.kind() && (kind != Kind::Collective || earlier.group == group)
             });
             match self.width(slot).filter(|_| !overtakes) {
                 Some(width) => {
@@ -301,8 +299,7 @@ impl Core {
             (true, Width::Narrow) => 0,
             (false, _) => 1,
         };
-        let used = if run.request.is_collective() { &mut self.depth_used } else { &mut self.messages_used };
-        *used += run.depth_taken;
+        self.depth_used[run.request.kind() as usize] += run.depth_taken;
         match run.activate(self.options.check, width) {
             Ok(()) => self.advance(slot),
             Err(fault) => self.fault(slot, fault),
@@ -398,7 +395,7 @@ impl Core {
         run.error = error;
         self.ended = true;
         let depth = run.depth_taken;
-        let used = if run.request.is_collective() { &mut self.depth_used } else { &mut self.messages_used };
+        let used = &mut self.depth_used[run.request.kind() as usize];
         if run.started {
             self.started -= 1;
             self.to_wake.extend(run.waker.take());
@@ -498,7 +495,15 @@ fn call_of(request: &Request, plan: &Plan) -> Call {
 
 impl Request {
     pub(super) fn is_collective(&self) -> bool {
-        matches!(self.what, What::Collective(_))
+        self.kind() == Kind::Collective
+    }
+
+    fn kind(&self) -> Kind {
+        match self.what {
+            What::Collective(_) => Kind::Collective,
+            What::Send { .. } => Kind::Send,
+            What::Receive { .. } => Kind::Receive,
+        }
     }
 
     /// The call, without its number and algorithm.

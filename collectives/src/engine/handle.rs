@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::error::CollectiveError;
+use super::error::{CollectiveError, InvalidCall};
 use super::run::Phase;
 use super::shared::Owner;
 use ringway_dataplane::memory::pool::Claim;
@@ -38,15 +38,28 @@ impl<T: Element> Handle<T> {
     pub fn wait(mut self) -> Result<Buffer<T>, CollectiveError> {
         let claim = self.claim.take().unwrap_or_else(|| unreachable!("taken only here and when ready"));
         let core = self.owner.lock();
-        let (core, result, (region, _)) = self.owner.finish_call(core, self.slot);
+        let (core, result, (input, output)) = self.owner.finish_call(core, self.slot);
         drop(core);
-        redeem(claim, region, result)
+        redeem(claim, input.or(output), result)
     }
 
     /// Whether the call is over, so that [`Handle::wait`] will return at once.
     pub fn is_done(&self) -> bool {
-        self.owner.lock().runs[usize::from(self.slot)].phase == Phase::Done
+        let mut core = self.owner.lock();
+        let is_done = |core: &super::core::Core| core.runs[usize::from(self.slot)].phase == Phase::Done;
+        if !is_done(&core) && self.owner.start_background(&mut core).is_err() {
+            // There is no thread to be had: then whoever asks drives.
+            core.turn();
+        }
+        self.owner.nudge(&core);
+        is_done(&core)
     }
+}
+
+/// There is no thread for calls to go on by.
+pub(super) fn no_thread(rank: u32, call: &'static str, error: &std::io::Error) -> CollectiveError {
+    let why = format!("a thread to make progress on ({error}): raise the limit on processes (ulimit -u)");
+    CollectiveError::Invalid { rank, call, why: InvalidCall::System(why) }
 }
 
 fn redeem<T: Element>(
@@ -70,15 +83,21 @@ impl<T: Element> Future for Handle<T> {
         let run = &mut core.runs[usize::from(this.slot)];
         if run.phase != Phase::Done {
             let old = run.waker.replace(cx.waker().clone());
+            let rank = run.rank;
+            let thread = this.owner.start_background(&mut core);
+            this.owner.nudge(&core);
             drop(core);
             // Foreign code, so without the lock.
             drop(old);
-            return Poll::Pending;
+            return match thread {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(no_thread(rank, "await", &error))),
+            };
         }
         let claim = this.claim.take().expect("a handle is not polled after it was ready");
-        let (result, (region, _)) = core.take(this.slot);
+        let (result, (input, output)) = core.take(this.slot);
         drop(core);
-        Poll::Ready(redeem(claim, region, result))
+        Poll::Ready(redeem(claim, input.or(output), result))
     }
 }
 

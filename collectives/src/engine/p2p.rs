@@ -60,7 +60,7 @@ impl Communicator {
         )
     }
 
-    fn check_message(
+    pub(super) fn check_message(
         &self,
         name: &'static str,
         what: &'static str,
@@ -82,6 +82,6 @@ impl Communicator {
     }
 }
 
-fn message<T: Element>(what: What, count: usize) -> Request {
+pub(super) fn message<T: Element>(what: What, count: usize) -> Request {
     Request { what, dtype: Some(T::DTYPE), op: None, count, root: 0, in_place: false }
 }

@@ -44,6 +44,17 @@ pub(super) enum What {
     Receive { from: Rank, tag: u32 },
 }
 
+/// Runs of a kind share depth, and wait for each other's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Collective,
+    Send,
+    Receive,
+}
+
+/// How many there are.
+pub(super) const KINDS: usize = 3;
+
 /// The steps of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Program {

@@ -1,14 +1,21 @@
 //! The started forms: an owned buffer in, a handle out; the call goes on while the caller does other things.
+//!
+//! Collectives go on by a background thread. Messages have too little to do for that: they go on while any call of
+//! the process or any handle waits, and by the background thread from when a handle is awaited or asked whether it is
+//! done.
 
 #![forbid(unsafe_code)]
 
 use super::blocking::request;
 use super::communicator::Communicator;
-use super::error::{CollectiveError, InvalidCall};
-use super::handle::Handle;
-use super::plan::Request;
+use super::core::CallRegions;
+use super::error::CollectiveError;
+use super::handle::{Handle, no_thread};
+use super::p2p::message;
+use super::plan::{Request, What};
 use crate::reduce::ReduceOp;
 use crate::schedule::Collective;
+use ringway_dataplane::memory::pool::Claim;
 use ringway_dataplane::memory::{Buffer, Element};
 
 type Result<T> = std::result::Result<T, CollectiveError>;
@@ -60,6 +67,31 @@ impl Communicator {
         self.start("broadcast", &request, buffer)
     }
 
+    /// Starts [`Communicator::send`] of an owned buffer, which comes back with the handle.
+    ///
+    /// Messages to a rank with a tag are matched in the order in which they were started or sent. Several of them
+    /// may be under way at once, and more wait their turn; sends never hold up receives.
+    ///
+    /// # Errors
+    /// [`CollectiveError`]; the buffer then goes back to the pool.
+    pub fn send_start<T: Element>(&self, buffer: Buffer<T>, to: u32, tag: u32) -> Result<Handle<T>> {
+        let request = message::<T>(What::Send { to, tag }, buffer.len());
+        self.check_message("send", "destination", &request, to, tag)?;
+        let (region, claim) = buffer.into_region();
+        self.begin_started("send", &request, (Some(region), None)).map(|slot| self.handle(slot, claim))
+    }
+
+    /// Starts [`Communicator::recv`] into an owned buffer, which comes back filled with the handle.
+    ///
+    /// # Errors
+    /// [`CollectiveError`]; the buffer then goes back to the pool.
+    pub fn recv_start<T: Element>(&self, buffer: Buffer<T>, from: u32, tag: u32) -> Result<Handle<T>> {
+        let request = message::<T>(What::Receive { from, tag }, buffer.len());
+        self.check_message("recv", "source", &request, from, tag)?;
+        let (region, claim) = buffer.into_region();
+        self.begin_started("recv", &request, (None, Some(region))).map(|slot| self.handle(slot, claim))
+    }
+
     fn start<T: Element>(
         &self,
         name: &'static str,
@@ -70,22 +102,27 @@ impl Communicator {
         let mut core = self.owner.lock();
         if let Err(e) = self.owner.start_background(&mut core) {
             core.options.pool.recycle(region);
-            let why = format!("a thread to make progress on ({e}): raise the limit on processes (ulimit -u)");
-            let why = InvalidCall::System(why);
-            return Err(CollectiveError::Invalid { rank: self.rank, call: name, why });
+            return Err(no_thread(self.rank, name, &e));
         }
-        match core.begin(self.index, name, request, (Some(region), None), true) {
+        drop(core);
+        self.begin_started(name, request, (Some(region), None)).map(|slot| self.handle(slot, claim))
+    }
+
+    fn begin_started(&self, name: &'static str, request: &Request, regions: CallRegions) -> Result<u16> {
+        let mut core = self.owner.lock();
+        match core.begin(self.index, name, request, regions, true) {
             Ok(slot) => {
                 self.owner.nudge(&core);
-                drop(core);
-                Ok(Handle::new(self.owner.clone(), slot, claim))
+                Ok(slot)
             }
-            Err((error, (region, _))) => {
-                if let Some(region) = region {
-                    core.options.pool.recycle(region);
-                }
+            Err((error, (input, output))) => {
+                [input, output].into_iter().flatten().for_each(|region| core.options.pool.recycle(region));
                 Err(error)
             }
         }
+    }
+
+    fn handle<T: Element>(&self, slot: u16, claim: Claim<T>) -> Handle<T> {
+        Handle::new(self.owner.clone(), slot, claim)
     }
 }

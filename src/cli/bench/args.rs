@@ -1,10 +1,15 @@
-//! The flags of `ringway bench`: those of nccl-tests where they mean the same.
+//! The flags of `ringway bench`: those of nccl-tests where they mean the same, and for messages those of perftest.
 
+use super::p2p::P2pArgs;
 use super::sizes::{self, Growth};
 use super::table::Format;
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use ringway_collectives::reduce::ReduceOp;
 use ringway_dataplane::memory::DType;
+use std::time::Duration;
+
+/// Timed iterations when they are chosen by time: fewest.
+const FEWEST_ITERATIONS: u64 = 10;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -79,8 +84,14 @@ impl Bench {
     }
 }
 
-/// Measure a collective in the manner of nccl-tests, every element checked
+/// Measure a collective in the manner of nccl-tests, or messages in that of perftest; all is checked
 #[derive(Args, Clone, Debug)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    subcommand_value_name = "p2p"
+)]
+#[command(subcommand_help_heading = "Messages between two ranks")]
 #[command(after_help = "Examples:
   ringway bench all-reduce -n 4                     four ranks on this host
   ringway bench all-gather -n 2 -b 1K -e 16M -f 2   each size twice the one before
@@ -88,6 +99,7 @@ impl Bench {
   ringway bench all-reduce -n 4 --csv > table.csv   for a spreadsheet; --json for scripts
   mpirun -n 4 ringway bench all-reduce              under a launcher: its ranks, on any hosts
   RINGWAY_ALGO=ring ringway bench all-reduce -n 4   what a setting changes
+  ringway bench p2p --op write                      messages: ringway bench p2p --help
 
 Columns: time is the mean of the timed iterations, p50 and p99 their percentiles. algbw is
 size / p50, and busbw is algbw times nccl-tests' factor: the traffic that each rank's link
@@ -99,39 +111,29 @@ of -e and -f.
 
 Exit codes: 0; 1 when a call failed or an element was wrong; 2 and 125 when the flags do not fit.")]
 pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(super) collective: CollectiveArgs,
+    #[command(subcommand)]
+    pub(super) messages: Option<Messages>,
+}
+
+/// What is measured between two ranks.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Messages {
+    P2p(P2pArgs),
+}
+
+/// The flags of a collective.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CollectiveArgs {
     /// What to measure
-    #[arg(value_enum)]
-    pub(super) collective: Bench,
+    #[arg(value_enum, required = true)]
+    collective: Option<Bench>,
     /// Ranks to start on this host; under a launcher (ringway run, mpirun, srun, torchrun) it joins that one's instead
     #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) ranks: Option<u32>,
-    /// Smallest size of the sweep in bytes; K, M and G mean powers of 1024
-    #[arg(short = 'b', long, value_parser = sizes::parse, default_value = "8")]
-    pub(super) minbytes: u64,
-    /// Largest size of the sweep
-    #[arg(short = 'e', long, value_parser = sizes::parse, default_value = "64M")]
-    pub(super) maxbytes: u64,
-    /// Each size is the one before times this
-    #[arg(short = 'f', long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
-    pub(super) stepfactor: u64,
-    /// Each size is the one before plus this many bytes, instead of -f
-    #[arg(short = 'i', long, value_parser = sizes::parse)]
-    pub(super) stepbytes: Option<u64>,
-    /// These sizes, instead of a sweep (comma-separated)
-    #[arg(long, value_delimiter = ',', value_parser = sizes::parse, conflicts_with_all = ["stepbytes"])]
-    pub(super) sizes: Vec<u64>,
-    /// Timed iterations per size; otherwise as many as fit --budget-ms, from 10 to 2000
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(super) iters: Option<u64>,
-    /// Time per size that the number of iterations is chosen by
-    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(super) budget_ms: u64,
-    /// Warm-up iterations per size
-    #[arg(short = 'w', long, default_value_t = 5)]
-    pub(super) warmup_iters: u64,
-    /// Check every element before and after the timed iterations: 1 yes, 0 no
-    #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
-    pub(super) check: u8,
+    #[command(flatten)]
+    pub(super) sweep: SweepArgs,
     /// Element type: f16, bf16, f32, f64, i8 .. i64, u8 .. u64, bool
     #[arg(short = 'd', long, default_value = "f32")]
     pub(super) datatype: DType,
@@ -144,6 +146,38 @@ pub(crate) struct BenchArgs {
     /// Use the started (asynchronous) form where there is one
     #[arg(long)]
     pub(super) started: bool,
+}
+
+/// Which sizes are measured, how often, and how the table is printed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SweepArgs {
+    /// Smallest size of the sweep in bytes; K, M and G mean powers of 1024
+    #[arg(short = 'b', long, value_parser = sizes::parse, default_value = "8")]
+    minbytes: u64,
+    /// Largest size of the sweep
+    #[arg(short = 'e', long, value_parser = sizes::parse, default_value = "64M")]
+    maxbytes: u64,
+    /// Each size is the one before times this
+    #[arg(short = 'f', long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    stepfactor: u64,
+    /// Each size is the one before plus this many bytes, instead of -f
+    #[arg(short = 'i', long, value_parser = sizes::parse)]
+    stepbytes: Option<u64>,
+    /// These sizes, instead of a sweep (comma-separated)
+    #[arg(long, value_delimiter = ',', value_parser = sizes::parse, conflicts_with_all = ["stepbytes"])]
+    sizes: Vec<u64>,
+    /// Timed iterations per size; otherwise at least 10, and as many as fit --budget-ms
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    iters: Option<u64>,
+    /// Time per size that the number of iterations is chosen by
+    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u64).range(1..))]
+    budget_ms: u64,
+    /// Warm-up iterations per size
+    #[arg(short = 'w', long, default_value_t = 5)]
+    pub(super) warmup_iters: u64,
+    /// Check all that arrives, before and after the timed iterations: 1 yes, 0 no
+    #[arg(short = 'c', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    check: u8,
     /// Print JSON
     #[arg(long, conflicts_with = "csv")]
     json: bool,
@@ -152,16 +186,19 @@ pub(crate) struct BenchArgs {
     csv: bool,
 }
 
-impl BenchArgs {
+impl CollectiveArgs {
+    /// What to measure.
+    pub(super) fn bench(&self) -> Bench {
+        self.collective.unwrap_or_else(|| unreachable!("required where messages are not what is measured"))
+    }
+
     /// Refuses flags that do not fit each other, before any rank is started.
     pub(super) fn check_flags(&self) -> Result<(), String> {
-        if self.minbytes > self.maxbytes && self.sizes.is_empty() {
-            return Err(format!("-b {} is above -e {}", self.minbytes, self.maxbytes));
-        }
-        if self.collective.reduces() && !self.op.supports(self.datatype) {
+        self.sweep.check_flags()?;
+        if self.bench().reduces() && !self.op.supports(self.datatype) {
             return Err(format!("-o {} is not defined on -d {}", self.op, self.datatype));
         }
-        if self.started && self.collective != Bench::AllReduce {
+        if self.started && self.bench() != Bench::AllReduce {
             return Err("--started measures all-reduce only".to_owned());
         }
         Ok(())
@@ -175,6 +212,16 @@ impl BenchArgs {
         let last = ranks.saturating_sub(1);
         Err(format!("-r {} is no rank: give one from 0 to {last}, or start more with -n", self.root))
     }
+}
+
+impl SweepArgs {
+    /// Refuses flags that do not fit each other.
+    pub(super) fn check_flags(&self) -> Result<(), String> {
+        if self.minbytes > self.maxbytes && self.sizes.is_empty() {
+            return Err(format!("-b {} is above -e {}", self.minbytes, self.maxbytes));
+        }
+        Ok(())
+    }
 
     /// The sizes to measure, in order.
     pub(super) fn size_list(&self) -> Vec<u64> {
@@ -183,6 +230,31 @@ impl BenchArgs {
         }
         let growth = self.stepbytes.map_or(Growth::Factor(self.stepfactor), Growth::Step);
         sizes::sweep(self.minbytes, self.maxbytes, growth)
+    }
+
+    /// Whether all that arrives is checked.
+    pub(super) fn checks(&self) -> bool {
+        self.check == 1
+    }
+
+    /// Timed iterations of a size whose iterations take so long, `most` unless the flags say how many.
+    pub(super) fn iterations(&self, each: Duration, most: u64) -> u64 {
+        self.iters.unwrap_or_else(|| {
+            let fit = u128::from(self.budget_ms) * 1_000_000 / each.as_nanos().max(1);
+            u64::try_from(fit).unwrap_or(u64::MAX).clamp(FEWEST_ITERATIONS, most)
+        })
+    }
+
+    /// The part of a table's title about the sweep.
+    pub(super) fn title(&self) -> String {
+        let sizes = self.size_list();
+        format!(
+            "{} B to {} B, warm-up {}, {}",
+            sizes.first().copied().unwrap_or(0),
+            sizes.last().copied().unwrap_or(0),
+            self.warmup_iters,
+            if self.checks() { "every element checked" } else { "not checked" },
+        )
     }
 
     /// How rows are printed.

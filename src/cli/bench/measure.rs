@@ -2,7 +2,7 @@
 //!
 //! An iteration's time begins behind a barrier and is the largest over the ranks: what a step of a program waits for.
 
-use super::args::BenchArgs;
+use super::args::CollectiveArgs;
 use super::case::{Call, Case};
 use super::table::{Printer, RankLine, Row, percentile};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -10,8 +10,8 @@ use ringway::{CollectiveError, Communicator, DType, Element, ReduceOp};
 use std::io::{IsTerminal, Stdout, Write, stdout};
 use std::time::{Duration, Instant};
 
-/// Timed iterations when they are chosen by time: fewest and most.
-const ITERATIONS: (u64, u64) = (10, 2000);
+/// The most timed iterations when they are chosen by time.
+const MOST_ITERATIONS: u64 = 2000;
 /// A size whose iterations take longer gets a progress bar on a terminal.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of one rank's description.
@@ -29,10 +29,10 @@ pub(super) enum BenchError {
 }
 
 /// Runs the whole sweep. Returns how many elements were wrong on any rank.
-pub(super) fn sweep(comm: &Communicator, args: &BenchArgs) -> Result<u64, BenchError> {
+pub(super) fn sweep(comm: &Communicator, args: &CollectiveArgs) -> Result<u64, BenchError> {
     let mut printer = head(comm, args)?;
     let mut wrong = 0;
-    for bytes in args.size_list() {
+    for bytes in args.sweep.size_list() {
         let row = match args.datatype {
             DType::F16 => one::<half::f16>(comm, args, bytes),
             DType::Bf16 => one::<half::bf16>(comm, args, bytes),
@@ -60,7 +60,23 @@ pub(super) fn sweep(comm: &Communicator, args: &BenchArgs) -> Result<u64, BenchE
 }
 
 /// Gathers who takes part, and prints the head on rank 0.
-fn head(comm: &Communicator, args: &BenchArgs) -> Result<Option<Printer<Stdout>>, BenchError> {
+fn head(comm: &Communicator, args: &CollectiveArgs) -> Result<Option<Printer<Stdout>>, BenchError> {
+    let ranks = who(comm)?;
+    if comm.rank() != 0 {
+        return Ok(None);
+    }
+    let title = format!(
+        "ringway {} {}: {} ranks, {}",
+        env!("CARGO_PKG_VERSION"),
+        args.bench().name(),
+        comm.size(),
+        args.sweep.title(),
+    );
+    Ok(Some(Printer::start(stdout(), args.sweep.format(), title, ranks)?))
+}
+
+/// Who takes part, and how each is reached.
+pub(super) fn who(comm: &Communicator) -> Result<Vec<RankLine>, CollectiveError> {
     // A first barrier makes the connections whose descriptions are gathered.
     comm.barrier()?;
     let mut mine = [0u8; WHO_BYTES];
@@ -69,25 +85,12 @@ fn head(comm: &Communicator, args: &BenchArgs) -> Result<Option<Printer<Stdout>>
     mine[..kept].copy_from_slice(&why.as_bytes()[..kept]);
     let mut all = vec![0u8; WHO_BYTES * comm.size() as usize];
     comm.all_gather(&mine, &mut all)?;
-    if comm.rank() != 0 {
-        return Ok(None);
-    }
     let ranks = (0..).zip(comm.members()).zip(all.chunks_exact(WHO_BYTES)).map(|((rank, m), text)| {
         let end = text.iter().position(|b| *b == 0).unwrap_or(WHO_BYTES);
         let why = String::from_utf8_lossy(&text[..end]).into_owned();
         RankLine { rank, host: m.host.clone(), pid: m.pid, why }
     });
-    let title = format!(
-        "ringway {} {}: {} ranks, {} B to {} B, warm-up {}, {}",
-        env!("CARGO_PKG_VERSION"),
-        args.collective.name(),
-        comm.size(),
-        args.size_list().first().copied().unwrap_or(0),
-        args.size_list().last().copied().unwrap_or(0),
-        args.warmup_iters,
-        if args.check == 1 { "every element checked" } else { "not checked" },
-    );
-    Ok(Some(Printer::start(stdout(), args.format(), title, ranks.collect())?))
+    Ok(ranks.collect())
 }
 
 /// This rank's transport and why so, by the first peer that it is connected to.
@@ -100,17 +103,17 @@ fn describe(comm: &Communicator) -> String {
     }
 }
 
-fn one<T: Element>(comm: &Communicator, args: &BenchArgs, bytes: u64) -> Result<Row, BenchError> {
-    let call = Call { bench: args.collective, op: args.op, root: args.root, started: args.started };
+fn one<T: Element>(comm: &Communicator, args: &CollectiveArgs, bytes: u64) -> Result<Row, BenchError> {
+    let call = Call { bench: args.bench(), op: args.op, root: args.root, started: args.started };
     let mut case = Case::<T>::new(comm, call, bytes)?;
     let mut wrong = check(comm, args, &mut case)?;
     case.fill();
     let warm = Instant::now();
-    for _ in 0..args.warmup_iters {
+    for _ in 0..args.sweep.warmup_iters {
         case.run()?;
     }
-    let each = warm.elapsed() / u32::try_from(args.warmup_iters.max(1)).unwrap_or(u32::MAX);
-    let iterations = agree(comm, iterations(args, each))?;
+    let each = warm.elapsed() / u32::try_from(args.sweep.warmup_iters.max(1)).unwrap_or(u32::MAX);
+    let iterations = agree(comm, args.sweep.iterations(each, MOST_ITERATIONS))?;
     let mut times = timed(comm, &mut case, iterations, each)?;
     let choice = comm.last_choice();
     comm.all_reduce(&mut times, ReduceOp::Max)?;
@@ -124,10 +127,10 @@ fn one<T: Element>(comm: &Communicator, args: &BenchArgs, bytes: u64) -> Result<
 /// One run on fresh inputs; how many elements of any rank are wrong.
 fn check<T: Element>(
     comm: &Communicator,
-    args: &BenchArgs,
+    args: &CollectiveArgs,
     case: &mut Case<'_, T>,
 ) -> Result<Option<u64>, BenchError> {
-    if args.check == 0 {
+    if !args.sweep.checks() {
         return Ok(None);
     }
     case.fill();
@@ -137,15 +140,8 @@ fn check<T: Element>(
     Ok(Some(wrong[0]))
 }
 
-fn iterations(args: &BenchArgs, each: Duration) -> u64 {
-    args.iters.unwrap_or_else(|| {
-        let fit = u128::from(args.budget_ms) * 1_000_000 / each.as_nanos().max(1);
-        u64::try_from(fit).unwrap_or(u64::MAX).clamp(ITERATIONS.0, ITERATIONS.1)
-    })
-}
-
 /// Rank 0's number, on all ranks.
-fn agree(comm: &Communicator, mine: u64) -> Result<u64, BenchError> {
+pub(super) fn agree(comm: &Communicator, mine: u64) -> Result<u64, CollectiveError> {
     let mut number = [mine];
     comm.broadcast(&mut number, 0)?;
     Ok(number[0])
@@ -188,16 +184,21 @@ fn progress(iterations: u64, bytes: usize) -> ProgressBar {
     bar
 }
 
+/// What carries the bytes.
+pub(super) fn transport(comm: &Communicator) -> String {
+    if comm.size() == 1 { "none" } else { comm.transport_name() }.to_owned()
+}
+
 fn row<T: Element>(
     comm: &Communicator,
-    args: &BenchArgs,
+    args: &CollectiveArgs,
     count: usize,
     mut times: Vec<f64>,
     choice: Option<ringway::Choice>,
     wrong: Option<u64>,
 ) -> Row {
     times.sort_by(f64::total_cmp);
-    let bench = args.collective;
+    let bench = args.bench();
     let size_bytes = (count * size_of::<T>()) as u64;
     let time_us = times.iter().sum::<f64>() / times.len().max(1) as f64;
     let p50_us = percentile(&times, 0.5);
@@ -223,6 +224,6 @@ fn row<T: Element>(
             .and_then(|c| c.algorithm)
             .map_or("direct".to_owned(), |a| a.to_string().to_ascii_lowercase()),
         slice_bytes: choice.map_or(0, |c| c.slice_bytes as u64),
-        transport: if comm.size() == 1 { "none".to_owned() } else { comm.transport_name().to_owned() },
+        transport: transport(comm),
     }
 }

@@ -1,16 +1,20 @@
-//! `ringway bench COLLECTIVE`: measures a collective in the manner of nccl-tests, every element checked.
+//! `ringway bench COLLECTIVE`: measures a collective in the manner of nccl-tests, every element checked; and
+//! `ringway bench p2p`: messages between two ranks, in the manner of perftest.
 //!
 //! - [`args`]: the flags. [`sizes`]: byte counts and sweeps. [`values`]: inputs and what must come out.
 //! - [`case`]: one size's memory, call and check. [`measure`]: the sweep. [`table`]: what is printed.
+//! - [`p2p`]: all of that for messages.
 
 mod args;
 mod case;
 mod measure;
+mod p2p;
 mod sizes;
 mod table;
 mod values;
 
 pub(crate) use args::BenchArgs as Args;
+use args::{CollectiveArgs, Messages};
 use ringway::{Communicator, Launch, LaunchError, Settings, SettingsError, StartError};
 use ringway_control::launch::Launcher;
 use std::process::ExitCode;
@@ -46,8 +50,15 @@ pub(crate) enum BenchError {
 /// Measures, as a rank of the launcher's job, or by starting ranks of its own.
 ///
 /// # Errors
-/// When the benchmark could not begin. A failed collective is an exit code.
+/// When the benchmark could not begin. A failed call is an exit code.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, BenchError> {
+    match &args.messages {
+        Some(Messages::P2p(args)) => p2p::run(args),
+        None => run_collective(&args.collective),
+    }
+}
+
+fn run_collective(args: &CollectiveArgs) -> Result<ExitCode, BenchError> {
     args.check_flags().map_err(BenchError::Flags)?;
     let settings = Settings::from_env()?;
     let launch = Launch::from_env()?;
@@ -64,17 +75,18 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, BenchError> {
         )));
     }
     let comm = Communicator::join(&launch, &settings)?;
-    Ok(match measure::sweep(&comm, args) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(wrong) => {
-            super::say(&format!("bench: rank {}: {wrong} elements were wrong", comm.rank()));
-            ExitCode::from(EXIT_FAILED)
-        }
-        Err(error) => {
-            super::say(&format!("bench: rank {}: {error}", comm.rank()));
-            ExitCode::from(EXIT_FAILED)
-        }
-    })
+    Ok(ended(&comm, measure::sweep(&comm, args)))
+}
+
+/// The exit code of a rank that found so many elements wrong.
+fn ended(comm: &Communicator, result: Result<u64, measure::BenchError>) -> ExitCode {
+    let why = match result {
+        Ok(0) => return ExitCode::SUCCESS,
+        Ok(wrong) => format!("{wrong} elements were wrong"),
+        Err(error) => error.to_string(),
+    };
+    super::say(&format!("bench: rank {}: {why}", comm.rank()));
+    ExitCode::from(EXIT_FAILED)
 }
 
 /// Starts this same command as ranks on this host.

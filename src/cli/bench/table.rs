@@ -177,7 +177,7 @@ impl<W: Write> Printer<W> {
 }
 
 /// Microseconds with as many digits as mean something.
-fn time(us: f64) -> String {
+pub(super) fn time(us: f64) -> String {
     match us {
         us if us < 100.0 => format!("{us:.2}"),
         us if us < 10_000.0 => format!("{us:.1}"),

@@ -1,0 +1,125 @@
+//! `ringway bench p2p`: latency and bandwidth of messages between two ranks, in the manner of perftest.
+//!
+//! - [`args`]: the flags. [`pair`]: one size's memory, and the messages over it. [`table`]: what is printed.
+
+mod args;
+mod pair;
+mod table;
+
+pub(crate) use args::P2pArgs;
+
+use super::measure::{self, BenchError as Failed};
+use super::{BenchError, ended, launch_ranks};
+use args::{Measure, Op};
+use pair::Pair;
+use ringway::{CollectiveError, Communicator, Launch, ReduceOp, Settings};
+use ringway_control::launch::Launcher;
+use std::io::stdout;
+use std::process::ExitCode;
+use std::time::Duration;
+use table::{Bandwidth, Latency, Printer, Row};
+
+/// Messages have two ends.
+const RANKS: u32 = 2;
+/// The most round trips, and the most messages one way, when they are chosen by time.
+const MOST_ROUND_TRIPS: u64 = 5000;
+const MOST_MESSAGES: u64 = 100_000;
+
+/// Measures, as one of the launcher's two ranks, or by starting two ranks.
+///
+/// # Errors
+/// When the benchmark could not begin. A failed call is an exit code.
+pub(super) fn run(args: &P2pArgs) -> Result<ExitCode, BenchError> {
+    args.sweep.check_flags().map_err(BenchError::Flags)?;
+    let mut settings = Settings::from_env()?;
+    let launch = Launch::from_env()?;
+    if launch.found_by == Launcher::Single {
+        return launch_ranks(RANKS);
+    }
+    if launch.world_size != RANKS {
+        return Err(BenchError::Flags(format!(
+            "p2p is between two ranks, and the launcher ({}) started {}",
+            launch.found_by, launch.world_size
+        )));
+    }
+    if args.op == Op::Write {
+        // Then no message travels before the receiver has said where it goes.
+        settings.eager_bytes = Some(0);
+    }
+    let comm = Communicator::join(&launch, &settings)?;
+    Ok(ended(&comm, sweep(&comm, args)))
+}
+
+/// Runs the whole sweep. Returns how many bytes were wrong on either rank.
+fn sweep(comm: &Communicator, args: &P2pArgs) -> Result<u64, Failed> {
+    let ranks = measure::who(comm)?;
+    let title = format!(
+        "ringway {} p2p {}: rank 0 to rank 1, window {}, {}, {}",
+        env!("CARGO_PKG_VERSION"),
+        args.op.name(),
+        args.window,
+        if args.bidirectional { "both ways" } else { "one way" },
+        args.sweep.title(),
+    );
+    let mut printer = match comm.rank() {
+        0 => Some(Printer::start(stdout(), args.sweep.format(), title, ranks)?),
+        _ => None,
+    };
+    let mut wrong = 0;
+    for bytes in args.sweep.size_list() {
+        let row = one(comm, args, bytes)?;
+        wrong += row.wrong.unwrap_or(0);
+        if let Some(p) = &mut printer {
+            p.row(row)?;
+        }
+    }
+    if let Some(p) = printer {
+        p.finish()?;
+    }
+    Ok(wrong)
+}
+
+/// Measures one size, between two checks. The times are rank 0's.
+fn one(comm: &Communicator, args: &P2pArgs, bytes: u64) -> Result<Row, CollectiveError> {
+    let mut pair = Pair::new(comm, bytes, args.window)?;
+    let before = check(comm, args, &mut pair)?;
+    let latency = args.measures(Measure::Latency).then(|| latency(comm, args, &mut pair)).transpose()?;
+    let bandwidth =
+        args.measures(Measure::Bandwidth).then(|| bandwidth(comm, args, &mut pair)).transpose()?;
+    let after = check(comm, args, &mut pair)?;
+    Ok(Row {
+        op: args.op.name(),
+        size_bytes: bytes,
+        latency,
+        bandwidth,
+        wrong: before.zip(after).map(|(before, after)| before + after),
+        transport: measure::transport(comm),
+    })
+}
+
+fn check(comm: &Communicator, args: &P2pArgs, pair: &mut Pair<'_>) -> Result<Option<u64>, CollectiveError> {
+    if !args.sweep.checks() {
+        return Ok(None);
+    }
+    let mut wrong = [pair.wrong()?];
+    comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
+    Ok(Some(wrong[0]))
+}
+
+fn latency(comm: &Communicator, args: &P2pArgs, pair: &mut Pair<'_>) -> Result<Latency, CollectiveError> {
+    let warm = args.sweep.warmup_iters.max(1);
+    let each: Duration = pair.round_trips(warm)?.iter().sum::<Duration>() / warm as u32;
+    let round_trips = measure::agree(comm, args.sweep.iterations(each, MOST_ROUND_TRIPS))?;
+    let times = pair.round_trips(round_trips)?;
+    Ok(Latency::of(times.iter().map(|time| time.as_secs_f64() * 1e6 / 2.0).collect()))
+}
+
+fn bandwidth(comm: &Communicator, args: &P2pArgs, pair: &mut Pair<'_>) -> Result<Bandwidth, CollectiveError> {
+    let window = pair.window();
+    let warm = args.sweep.warmup_iters.max(window);
+    let each = pair.stream(warm, args.bidirectional)? / warm as u32;
+    let messages = measure::agree(comm, args.sweep.iterations(each, MOST_MESSAGES).max(window))?;
+    let took = pair.stream(messages, args.bidirectional)?;
+    let directions = 1 + u64::from(args.bidirectional);
+    Ok(Bandwidth::of(messages, directions, window, pair.bytes(), took))
+}

@@ -1,0 +1,225 @@
+#!/usr/bin/env bash
+# cases.sh - what the soft-RoCE lane tests, run by lane.sh where the devices are: in the guest, or on
+# a machine that has some.
+#
+#   cases.sh [--case NAME]... PROGRAM TEST_BINARY...
+#
+# PROGRAM is the `ringway` program; the test binaries are those of ringway-dataplane. Every case
+# prints how long it took; a failed one prints what it saw, and the rest goes on. Exits with 1 when
+# a case failed.
+set -uo pipefail
+
+# Every case runs over this network and no other: RINGWAY_NET, and what the tables must say for it.
+NET=${CASES_NET:-rdma}
+TRANSPORT=${CASES_TRANSPORT:-$NET}
+# A case that takes longer has failed.
+CASE_S=300
+# How long the survivor of a failure may take to say so.
+FAILURE_S=30
+
+ALL=(devices tests)
+read -ra DEVICES <<<"${SOFTROCE_DEVS:-}"
+read -ra NETDEVS <<<"${SOFTROCE_NETDEVS:-}"
+export RINGWAY_NET=$NET
+
+# --------------------------------------------------------------- what cases use
+
+# bench RANKS ARGUMENT...: `ringway bench`, each rank on a device of its own where there are two, so that
+# what they send really crosses the wire.
+bench() {
+    local ranks=$1
+    shift
+    if [ ${#DEVICES[@]} = 2 ] && [ "$NET" = rdma ]; then
+        # shellcheck disable=SC2016  # the ranks expand it
+        "$PROGRAM" run -n "$ranks" -- bash -c \
+            'devices=($SOFTROCE_DEVS); export RINGWAY_IB_HCA=${devices[RINGWAY_LOCAL_RANK % 2]}; exec "$@"' \
+            rank "$PROGRAM" bench "$@"
+    else
+        "$PROGRAM" run -n "$ranks" -- "$PROGRAM" bench "$@"
+    fi
+}
+
+# verified FILE: the table in FILE has rows, none of them with a wrong element or over another transport.
+verified() {
+    awk -v transport="$TRANSPORT" '
+        /^#/ { next }
+        { rows++ }
+        $9 != 0 || $NF != transport { print "this row is not verified over " transport ": " $0; bad = 1 }
+        END { if (!rows) print "the table has no rows"; exit bad || !rows }' "$1"
+}
+
+# until_true SECONDS WHAT COMMAND...: waits for an event.
+until_true() {
+    local end=$((SECONDS + $1)) what=$2
+    shift 2
+    until "$@"; do
+        [ $SECONDS -lt $end ] || { echo "waited in vain for $what"; return 1; }
+        sleep 0.05
+    done
+}
+
+# begin_bench: starts one that goes on until something ends it; waits until the ranks reduce. Sets bench_pid.
+begin_bench() {
+    bench 2 all-reduce --sizes 256K --iters 1000000 -w 1 >"$TMP/out" 2>"$TMP/err" &
+    bench_pid=$!
+    until_true 60 "the benchmark's ranks to reduce" reduces_or_over
+    grep -q '(elements)' "$TMP/out" && return
+    kill -9 $bench_pid 2>/dev/null
+    cat "$TMP/err"
+    return 1
+}
+
+is_over() { ! kill -0 "$bench_pid" 2>/dev/null; }
+reduces_or_over() { grep -q '(elements)' "$TMP/out" || is_over; }
+
+# ends_in_failure: the benchmark ends by itself, with a failure.
+ends_in_failure() {
+    local since=$EPOCHREALTIME code=0
+    until_true $FAILURE_S "the ranks to say that their peer is lost" is_over || { kill -9 "$bench_pid"; cat "$TMP/err"; return 1; }
+    wait "$bench_pid" || code=$?
+    echo "over after $(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $since }") s, exit code $code:"
+    cat "$TMP/err"
+    [ $code != 0 ]
+}
+
+# says WORDS: standard error of the benchmark says so.
+says() { grep -qE "$1" "$TMP/err" || { echo "nobody said: $1"; return 1; }; }
+
+pid_of_rank() { sed -nE "s/^# +rank +$1 on [^ ]+ pid ([0-9]+):.*/\\1/p" "$TMP/out"; }
+
+# On every network device of the pair: shape RULE..., and mend to end it.
+shape() {
+    local netdev
+    modprobe sch_netem 2>/dev/null
+    for netdev in "${NETDEVS[@]}"; do tc qdisc replace dev "$netdev" root netem "$@" || return; done
+}
+mend() {
+    local netdev
+    for netdev in "${NETDEVS[@]}"; do tc qdisc del dev "$netdev" root 2>/dev/null; done
+    return 0
+}
+
+works_again() {
+    bench 2 all-reduce --sizes 8,64K --iters 3 >"$TMP/again" && verified "$TMP/again"
+}
+
+# A case that cannot be run says why.
+skip() { echo "skipped: $*"; return 77; }
+needs_pair() {
+    [ ${#NETDEVS[@]} = 2 ] || skip "needs two devices on a veth pair of their own, as the guest has"
+}
+
+# ------------------------------------------------------------------- the cases
+
+case_devices() {
+    local device
+    [ ${#DEVICES[@]} -gt 0 ] || { echo "there is no RDMA device"; return 1; }
+    for device in "${DEVICES[@]}"; do
+        ibv_devinfo -d "$device" | grep -E 'hca_id|state|active_mtu|link_layer' || return
+        ibv_devinfo -d "$device" | grep -q PORT_ACTIVE || { echo "no port of $device is active"; return 1; }
+    done
+    "$PROGRAM" doctor
+}
+
+case_tests() {
+    local binary filter ran=0 failed=0
+    cd "$(dirname "$0")/../../dataplane" || return
+    for binary in "${TESTS[@]}"; do
+        # The library's tests are of all transports, the others of this one.
+        case $(basename "$binary") in ringway_dataplane-*) filter=rdma::;; *) filter=;; esac
+        RINGWAY_TEST_RDMA=require timeout $CASE_S "$binary" $filter >"$TMP/tests" 2>&1 || failed=1
+        grep -vE ' \.\.\. ok$|^$' "$TMP/tests"
+        ran=$((ran + $(awk '/^running [0-9]+ test/ { n += $2 } END { print n + 0 }' "$TMP/tests")))
+    done
+    echo "$ran tests"
+    [ $failed = 0 ] && [ $ran -gt 0 ]
+}
+
+case_all-reduce() {
+    bench 2 all-reduce --sizes 8,64,1K,16K,64K,1M,8M,64M --budget-ms 1000 | tee "$TMP/table"
+    verified "$TMP/table"
+}
+
+case_four-ranks() {
+    bench 4 all-reduce -b 4 -e 1M -f 16 --iters 5 | tee "$TMP/table"
+    verified "$TMP/table"
+}
+
+case_kill() {
+    local victim survivor
+    for victim in 0 1; do
+        survivor=$((1 - victim))
+        begin_bench || return
+        kill -9 "$(pid_of_rank $victim)" || return
+        ends_in_failure || return
+        says "rank $survivor: rank $victim on host .* was lost" || return
+    done
+    works_again
+}
+
+# All packets between the two are dropped, as if somebody had pulled the cable.
+case_cut() {
+    needs_pair || return
+    begin_bench || return
+    shape loss 100% || return
+    ends_in_failure && says 'rank [01] on host .* was lost' && says 'retr' && mend && works_again
+}
+
+# The interface under a device goes down, and the port with it.
+case_port-down() {
+    needs_pair || return
+    begin_bench || return
+    ip link set "${NETDEVS[0]}" down || return
+    ends_in_failure && says 'rank [01] on host .* was lost' && port_up && works_again
+}
+
+# Setting an end of the pair down has dropped its route.
+port_up() {
+    local ips
+    read -ra ips <<<"$SOFTROCE_IPS"
+    ip link set "${NETDEVS[0]}" up
+    ip route replace "${ips[1]}" dev "${NETDEVS[0]}" src "${ips[0]}" table 100
+    until_true 10 "the port to come up again" grep -q ACTIVE "/sys/class/infiniband/${DEVICES[0]}/ports/1/state"
+}
+
+lossy() {
+    needs_pair || return
+    shape loss "$1" || return
+    bench 2 all-reduce -b 8 -e 1M -f 32 --iters 20 | tee "$TMP/table"
+    verified "$TMP/table"
+}
+case_loss-0.1() { lossy 0.1%; }
+case_loss-1() { lossy 1%; }
+
+# -------------------------------------------------------------------- the lane
+
+chosen=()
+while [ "${1:-}" = --case ]; do
+    declare -F "case_${2:-}" >/dev/null || { echo "no case ${2:-}: there are ${ALL[*]}" >&2; exit 2; }
+    chosen+=("$2")
+    shift 2
+done
+[ ${#chosen[@]} -gt 0 ] || chosen=("${ALL[@]}")
+PROGRAM=$1
+shift
+TESTS=("$@")
+TMP=$(mktemp -d)
+trap 'mend; rm -rf "$TMP"' EXIT
+
+failed=() skipped=()
+for name in "${chosen[@]}"; do
+    begun=$SECONDS code=0
+    echo "== $name"
+    (trap - EXIT; "case_$name") >"$TMP/said" 2>&1 || code=$?
+    mend
+    cat "$TMP/said"
+    case $code in
+        0) result=ok;;
+        77) result=skipped; skipped+=("$name");;
+        *) result="FAILED ($code)"; failed+=("$name");;
+    esac
+    echo "== $name: $result, $((SECONDS - begun)) s"
+done
+echo "soft-RoCE: $((${#chosen[@]} - ${#failed[@]} - ${#skipped[@]})) of ${#chosen[@]} cases passed" \
+    "${skipped:+(skipped: ${skipped[*]})}" "${failed:+(FAILED: ${failed[*]})}"
+[ ${#failed[@]} = 0 ]
