@@ -9,9 +9,10 @@
 # a case failed.
 set -uo pipefail
 
-# Every case runs over this network and no other: RINGWAY_NET, and what the tables must say for it.
-NET=${CASES_NET:-rdma}
-TRANSPORT=${CASES_TRANSPORT:-$NET}
+# What the tables must say that the bytes went by, and the setting that leaves nothing else. Another
+# transport is for trying out the cases themselves: CASES_TRANSPORT=uring.
+TRANSPORT=${CASES_TRANSPORT:-rdma}
+[ "$TRANSPORT" = rdma ] && export RINGWAY_RDMA=require || export RINGWAY_RDMA=off
 # A case that takes longer has failed.
 CASE_S=300
 # How long the survivor of a failure may take to say so.
@@ -20,7 +21,6 @@ FAILURE_S=30
 ALL=(devices tests)
 read -ra DEVICES <<<"${SOFTROCE_DEVS:-}"
 read -ra NETDEVS <<<"${SOFTROCE_NETDEVS:-}"
-export RINGWAY_NET=$NET
 
 # --------------------------------------------------------------- what cases use
 
@@ -29,7 +29,7 @@ export RINGWAY_NET=$NET
 bench() {
     local ranks=$1
     shift
-    if [ ${#DEVICES[@]} = 2 ] && [ "$NET" = rdma ]; then
+    if [ ${#DEVICES[@]} = 2 ] && [ "$TRANSPORT" = rdma ]; then
         # shellcheck disable=SC2016  # the ranks expand it
         "$PROGRAM" run -n "$ranks" -- bash -c \
             'devices=($SOFTROCE_DEVS); export RINGWAY_IB_HCA=${devices[RINGWAY_LOCAL_RANK % 2]}; exec "$@"' \
@@ -118,7 +118,7 @@ case_devices() {
         ibv_devinfo -d "$device" | grep -E 'hca_id|state|active_mtu|link_layer' || return
         ibv_devinfo -d "$device" | grep -q PORT_ACTIVE || { echo "no port of $device is active"; return 1; }
     done
-    "$PROGRAM" doctor
+    env -u RINGWAY_RDMA "$PROGRAM" doctor
 }
 
 case_tests() {

@@ -60,4 +60,4 @@ run=(tests/soft-roce/cases.sh ${cases[@]+"${cases[@]}"} "$program" "${tests[@]}"
 if [ -n "$here" ]; then
     exec tests/soft-roce/host.sh run -- "${run[@]}"
 fi
-exec tests/soft-roce/guest.sh run --timeout 900 --env CASES_NET --env CASES_TRANSPORT -- "${run[@]}"
+exec tests/soft-roce/guest.sh run --timeout 900 --env CASES_TRANSPORT -- "${run[@]}"
