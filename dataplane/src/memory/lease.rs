@@ -6,6 +6,7 @@
 //! leaves its span lent for good: the region then refuses to be reused, which is safe.
 
 use super::region::{Mapping, RegionId};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// What both kinds of lease are made of.
@@ -16,13 +17,73 @@ pub(super) struct Span {
     pub(super) region: RegionId,
     /// Index of the span in its region's ledger.
     pub(super) slot: u32,
+    /// All of the region's memory.
+    pub(super) whole: (NonNull<u8>, usize),
     /// Keeps owned memory mapped (I2). Borrowed memory has none: its scope waits for the lease (I3).
-    pub(super) _keep: Option<Arc<Mapping>>,
+    pub(super) keep: Option<Arc<Mapping>>,
 }
 
 // SAFETY: a span is exclusive or shared-read by the ledger's rule (I1) whichever thread holds it, and the memory
 // outlives it (I2, I3). Nothing in it is tied to a thread.
 unsafe impl Send for Span {}
+
+/// All of the memory that a region or lease is of: what a transport registers with a device.
+#[derive(Clone, Debug)]
+pub struct Block {
+    region: RegionId,
+    base: NonNull<u8>,
+    len: usize,
+    keep: Option<Arc<Mapping>>,
+}
+
+// SAFETY: a block is an address range and a count of those who need it mapped; it gives no access to the bytes.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    pub(super) fn new(
+        region: RegionId,
+        (base, len): (NonNull<u8>, usize),
+        keep: Option<Arc<Mapping>>,
+    ) -> Block {
+        match &keep {
+            Some(mapping) => Block { region, base: mapping.base, len: mapping.len, keep },
+            None => Block { region, base, len, keep },
+        }
+    }
+
+    /// The region.
+    pub fn region(&self) -> RegionId {
+        self.region
+    }
+
+    /// Address of the first byte.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the memory stays mapped for as long as this block lives. Otherwise it is borrowed for a call, and
+    /// stays until the last of its leases is given back (I3).
+    pub fn is_owned(&self) -> bool {
+        self.keep.is_some()
+    }
+
+    /// Whether nobody but this block needs the memory any more.
+    pub fn is_orphan(&self) -> bool {
+        self.keep.as_ref().is_some_and(|keep| Arc::strong_count(keep) == 1)
+    }
+}
 
 /// The right to read a span of bytes. Others may read the same bytes; nobody writes them.
 #[derive(Debug)]
@@ -72,6 +133,11 @@ macro_rules! span_facts {
             /// The region that lent it: what a transport looks its registration up by.
             pub fn region(&self) -> RegionId {
                 self.0.region
+            }
+
+            /// The memory that it is of, for registration.
+            pub fn block(&self) -> Block {
+                Block::new(self.0.region, self.0.whole, self.0.keep.clone())
             }
 
             /// Address of the first byte, for a device. Reading or writing through it is the caller's `unsafe`.

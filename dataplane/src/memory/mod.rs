@@ -17,7 +17,7 @@ pub mod pool;
 pub mod region;
 
 pub use dtype::{Bool, DType, Element};
-pub use lease::{Lease, ReadLease, WriteLease};
+pub use lease::{Block, Lease, ReadLease, WriteLease};
 pub use pool::{AllocError, Buffer, HugePages, Pool};
 pub use region::{
     Ledger, LendError, Region, RegionId, with_borrowed, with_borrowed_in, with_shared, with_shared_in,

@@ -1,6 +1,6 @@
 //! A span of bytes with a ledger of what is lent out of it.
 
-use super::lease::{Lease, ReadLease, Span, WriteLease};
+use super::lease::{Block, Lease, ReadLease, Span, WriteLease};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -160,6 +160,11 @@ impl Region {
         self.base.as_ptr()
     }
 
+    /// All of its memory, for registration.
+    pub fn block(&self) -> Block {
+        Block::new(self.id, (self.base, self.len), self.keep.clone())
+    }
+
     /// How many leases are out.
     pub fn outstanding(&self) -> usize {
         self.ledger.len() - self.free.len()
@@ -210,7 +215,8 @@ impl Region {
         };
         // SAFETY: `check` has bounded the span by the region's length.
         let start = unsafe { self.base.as_ptr().add(span.start) };
-        Ok(Span { start, len: span.len(), region: self.id, slot, _keep: self.keep.clone() })
+        let whole = (self.base, self.len);
+        Ok(Span { start, len: span.len(), region: self.id, slot, whole, keep: self.keep.clone() })
     }
 
     /// Lends `span` (bytes) to a reader.

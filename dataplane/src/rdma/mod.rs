@@ -1,12 +1,88 @@
-//! Bytes between hosts over InfiniBand and RoCE.
+//! RDMA between ranks, over InfiniBand and RoCE.
 //!
-//! - [`choice`]: which devices, ports and GIDs are used, and what two sides agree on: pure.
-//! - [`survey`]: what this host has, read from the kernel's files.
+//! - [`transport`]: the [`crate::transport::Transport`]. [`choice`]: which devices, ports and GIDs are used, and what two
+//!   sides agree on: pure. [`survey`]: what this host has, read from the kernel's files.
+//! - [`device`]: an open device, and the datagrams by which connections begin. [`handshake`]: what these say: pure.
+//! - [`connection`]: queue pairs, small messages and large writes of one peer. [`wire`]: encoding, pure.
+//! - [`registration`]: memory that the devices know. [`completion`]: what completions say, and sleeping.
 //! - [`verbs`]: the device interface: libibverbs, found at run time, behind owners that cannot be dropped in the
 //!   wrong order. The program starts and runs on a machine that has neither the library nor a device.
+//!
+//! `unsafe` is in `verbs`, `registration`, `device` and `connection` alone.
 
 pub mod choice;
+mod completion;
+mod connection;
+mod device;
+mod farewell;
+pub mod handshake;
+mod links;
+mod pulse;
+mod registration;
 pub mod survey;
+pub mod transport;
 pub mod verbs;
+pub mod wire;
+
+#[cfg(test)]
+mod tests;
 
 pub use choice::RdmaConfig;
+pub use transport::{OpenError, RdmaTransport};
+
+/// Longest message.
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 46;
+/// Largest depth that a configuration may ask for.
+pub const MAX_DEPTH: u32 = 1 << 13;
+/// Notes that may wait to be sent to one peer.
+pub const MAX_NOTES: usize = 256;
+/// Peers whose hello is kept until they are introduced.
+pub const MAX_STRANGERS: usize = 4096;
+/// Least payload bytes of a message, which memory that could not be registered is cut into.
+pub const MIN_PAYLOAD_BYTES: u32 = 4096;
+/// Largest eager message: each connection keeps a ring of messages of this size.
+pub const MAX_EAGER_BYTES: u32 = 256 << 10;
+
+/// How to make an [`RdmaTransport`].
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This side's number in the peer table.
+    pub me: u32,
+    /// Secret of the job: others with another are ignored.
+    pub token: [u8; 16],
+    /// This process's incarnation.
+    pub incarnation: u64,
+    /// Messages up to this many bytes may go before their receive is posted, up to [`MAX_EAGER_BYTES`]. 0: none.
+    pub eager_bytes: u32,
+    /// Bytes of such messages that are kept for each peer.
+    pub eager_window_bytes: u32,
+    /// Operations in each direction of each peer, up to [`MAX_DEPTH`].
+    pub depth: u32,
+    /// How long to try to reach a peer.
+    pub connect_timeout_ms: u64,
+    /// Bytes of lent memory that are pinned at a time, counted once per device.
+    pub pinned_limit_bytes: u64,
+    /// What the settings want of RDMA.
+    pub rdma: RdmaConfig,
+}
+
+impl Config {
+    /// Defaults for peer number `me` of a job.
+    pub fn new(me: u32, token: [u8; 16], incarnation: u64) -> Config {
+        Config {
+            me,
+            token,
+            incarnation,
+            eager_bytes: 8 << 10,
+            eager_window_bytes: 1 << 20,
+            depth: 128,
+            connect_timeout_ms: 30_000,
+            pinned_limit_bytes: 16 << 30,
+            rdma: RdmaConfig::default(),
+        }
+    }
+
+    fn payload_bytes(&self) -> usize {
+        self.eager_bytes.clamp(MIN_PAYLOAD_BYTES, MAX_EAGER_BYTES) as usize
+    }
+}

@@ -24,6 +24,7 @@
 //!   given out with an address ([`Matcher::expose`]) and is withdrawn ends when the peer has said `Withdrawn`, after
 //!   all that it has written. A send that is withdrawn ends when what was handed out of it has left.
 
+pub mod header;
 mod inbound;
 mod outbound;
 mod parked;

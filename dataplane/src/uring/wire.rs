@@ -3,25 +3,12 @@
 //! A connection begins with one [`Greeting`] each way ([`GREETING_BYTES`]): the dialer's `Hello`, the listener's
 //! `Welcome` or `Refuse`. After a `Welcome`, frames follow in both directions: a header of [`HEADER_BYTES`] and, for
 //! some kinds, a payload.
-//!
-//! | header bytes | |
-//! | --- | --- |
-//! | 0 | kind |
-//! | 1 | zero |
-//! | 2..4 | credit |
-//! | 4..8 | seq |
-//! | 8..16 | tag |
-//! | 16..40 | stamp |
-//! | 40..48 | length |
-//! | 48..56 | slot |
-//! | 56..64 | offset |
 #![forbid(unsafe_code)]
 
-use crate::transport::Stamp;
-use crate::transport::matching::{Frame, Kind, Place};
+use crate::transport::matching::{Frame, header};
 
 /// Length of a frame's header.
-pub const HEADER_BYTES: usize = 64;
+pub const HEADER_BYTES: usize = header::BYTES;
 /// Length of every greeting.
 pub const GREETING_BYTES: usize = 128;
 /// Version of greeting and frames. Both sides must have the same.
@@ -217,33 +204,9 @@ pub fn plausible(first: &[u8]) -> bool {
     first[..n] == MAGIC[..n]
 }
 
-fn code(kind: Kind) -> u8 {
-    match kind {
-        Kind::Eager => 1,
-        Kind::Rts => 2,
-        Kind::Cts => 3,
-        Kind::Data => 4,
-        Kind::Credit => 5,
-        Kind::CancelSend => 6,
-        Kind::CancelRecv => 7,
-        Kind::Note => 8,
-        Kind::Bye => 9,
-        Kind::Withdrawn => 10,
-    }
-}
-
 /// Encodes a header.
 pub fn encode(frame: &Frame) -> [u8; HEADER_BYTES] {
-    let mut bytes = [0; HEADER_BYTES];
-    bytes[0] = code(frame.kind);
-    bytes[2..4].copy_from_slice(&frame.credit.to_le_bytes());
-    bytes[4..8].copy_from_slice(&frame.seq.to_le_bytes());
-    bytes[8..16].copy_from_slice(&frame.tag.to_le_bytes());
-    bytes[16..40].copy_from_slice(&frame.stamp.0);
-    bytes[40..48].copy_from_slice(&frame.length.to_le_bytes());
-    bytes[48..56].copy_from_slice(&frame.slot.to_le_bytes());
-    bytes[56..64].copy_from_slice(&frame.offset.to_le_bytes());
-    bytes
+    header::encode(frame)
 }
 
 /// Decodes a header.
@@ -251,32 +214,7 @@ pub fn encode(frame: &Frame) -> [u8; HEADER_BYTES] {
 /// # Errors
 /// [`WireError::Frame`] when its kind is unknown.
 pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Frame, WireError> {
-    let mut r = Reader(bytes);
-    let [number, zero] = r.take();
-    let kind = match (number, zero) {
-        (1, 0) => Kind::Eager,
-        (2, 0) => Kind::Rts,
-        (3, 0) => Kind::Cts,
-        (4, 0) => Kind::Data,
-        (5, 0) => Kind::Credit,
-        (6, 0) => Kind::CancelSend,
-        (7, 0) => Kind::CancelRecv,
-        (8, 0) => Kind::Note,
-        (9, 0) => Kind::Bye,
-        (10, 0) => Kind::Withdrawn,
-        _ => return Err(WireError::Frame([number, zero])),
-    };
-    Ok(Frame {
-        kind,
-        credit: u16::from_le_bytes(r.take()),
-        seq: u32::from_le_bytes(r.take()),
-        tag: u64::from_le_bytes(r.take()),
-        stamp: Stamp(r.take()),
-        length: u64::from_le_bytes(r.take()),
-        place: Place::default(),
-        slot: u64::from_le_bytes(r.take()),
-        offset: u64::from_le_bytes(r.take()),
-    })
+    header::decode(bytes).ok_or(WireError::Frame([bytes[0], bytes[1]]))
 }
 
 #[cfg(test)]

@@ -270,7 +270,7 @@ mod tests {
         let gid = |index: usize| OfferedGid {
             index: index as u8,
             kind: if index.is_multiple_of(2) { GidKind::RoceV1 } else { GidKind::RoceV2 },
-            prefix_len: (index % 3 != 0).then_some(24),
+            prefix_len: (!index.is_multiple_of(3)).then_some(24),
             bytes: [index as u8; 16],
         };
         let rail = |number: usize| OfferedRail {

@@ -5,7 +5,7 @@ use super::{
     done, keyed, units,
 };
 use crate::memory::{ReadLease, RegionId, WriteLease};
-use crate::transport::op::{Event, OpError};
+use crate::transport::op::{Event, OpError, OpId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
@@ -303,9 +303,9 @@ impl Matcher {
         }
     }
 
-    /// The lease of a receive that a `Cts` is about to announce, to register it.
-    pub fn incoming(&self, slot: SlotId) -> Option<&WriteLease> {
-        self.recvs.get(slot).map(|op| &op.into)
+    /// A receive that a `Cts` is about to announce.
+    pub fn incoming(&self, slot: SlotId) -> Option<(OpId, &WriteLease)> {
+        self.recvs.get(slot).map(|op| (op.id, &op.into))
     }
 
     /// The `Cts` of this receive goes out with an address (M6). `false`: it has ended meanwhile.

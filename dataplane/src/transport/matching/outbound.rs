@@ -11,6 +11,8 @@ use crate::transport::op::{Event, OpError, OpId};
 pub struct Payload {
     /// The send that it is of.
     pub slot: SlotId,
+    /// As posted.
+    pub id: OpId,
     /// Where it begins in the message, in bytes.
     pub offset: usize,
     /// Its length in bytes.
@@ -120,17 +122,22 @@ impl Matcher {
         !self.out.is_empty() || !self.streams.is_empty() || self.should_return_credit()
     }
 
+    /// Whether there is a frame to send that is not of a large message.
+    pub fn has_small_output(&self) -> bool {
+        !self.out.is_empty() || self.should_return_credit()
+    }
+
     fn should_return_credit(&self) -> bool {
         self.owed > 0 && self.agreed.is_some_and(|a| self.owed >= a.our_window / 2)
     }
 
     /// The next frame to send, with the payload that must follow it at once. Small frames come before those of large
     /// messages. After the payload has left, or was copied away, [`Self::sent`] is due, also for an empty one. A
-    /// frame of a large message carries at most `limit_bytes` of this lease to this place, from 1 up to
+    /// frame of a large message carries at most `limit_bytes` of this operation to this place, from 1 up to
     /// [`FRAME_BYTES`].
     pub fn next_frame(
         &mut self,
-        limit_bytes: impl Fn(&ReadLease, &Place) -> u64,
+        limit_bytes: impl Fn(OpId, &Place) -> u64,
     ) -> Option<(Frame, Option<Payload>)> {
         let (mut frame, payload) = self.pick(limit_bytes)?;
         let back = self.owed.min(u32::from(u16::MAX));
@@ -139,7 +146,7 @@ impl Matcher {
         Some((frame, payload))
     }
 
-    fn pick(&mut self, limit_bytes: impl Fn(&ReadLease, &Place) -> u64) -> Option<(Frame, Option<Payload>)> {
+    fn pick(&mut self, limit_bytes: impl Fn(OpId, &Place) -> u64) -> Option<(Frame, Option<Payload>)> {
         while let Some(out) = self.out.pop_front() {
             match out {
                 Out::Control(frame) => return Some((frame, None)),
@@ -150,19 +157,23 @@ impl Matcher {
                     op.last = true;
                     op.framed = op.bytes.len() as u64;
                     let frame = Frame { stamp: op.stamp, length: op.framed, ..keyed(Kind::Eager, op.key) };
-                    return Some((frame, Some(Payload { slot, offset: 0, len: op.bytes.len(), last: true })));
+                    return Some((
+                        frame,
+                        Some(Payload { slot, id: op.id, offset: 0, len: op.bytes.len(), last: true }),
+                    ));
                 }
             }
         }
         while let Some(slot) = self.streams.front().copied() {
-            let Some(SendOp { state: SendState::Streaming { to, place }, framed, bytes, last, key, .. }) =
-                self.sends.get_mut(slot)
+            let Some(SendOp {
+                state: SendState::Streaming { to, place }, id, framed, bytes, last, key, ..
+            }) = self.sends.get_mut(slot)
             else {
                 self.streams.pop_front();
                 continue;
             };
             let (offset, total) = (*framed, bytes.len() as u64);
-            let limit = limit_bytes(bytes, place).clamp(1, FRAME_BYTES);
+            let limit = limit_bytes(*id, place).clamp(1, FRAME_BYTES);
             let length = (total - offset).min(limit);
             *framed += length;
             let frame = Frame { slot: *to, offset, length, place: *place, ..keyed(Kind::Data, *key) };
@@ -170,7 +181,8 @@ impl Matcher {
                 *last = true;
                 self.streams.pop_front();
             }
-            let payload = Payload { slot, offset: offset as usize, len: length as usize, last: *last };
+            let payload =
+                Payload { slot, id: *id, offset: offset as usize, len: length as usize, last: *last };
             return Some((frame, Some(payload)));
         }
         self.should_return_credit().then(|| (Frame::bare(Kind::Credit), None))

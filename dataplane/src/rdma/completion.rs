@@ -1,0 +1,142 @@
+//! What completions say, and sleeping until there are some.
+
+use super::device::Device;
+use super::verbs::VerbsError;
+use crate::transport::Waker;
+use rustix::event::epoll;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Completions taken from a device at a time.
+pub(super) const BATCH: usize = 32;
+
+/// What a request was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A receive of a connection; `aux` is its slot.
+    Receive = 1,
+    /// A message; `aux` is the low bits of its number. All before it are done as well.
+    Send = 2,
+    /// A write of payload: the oldest of its rail.
+    Write = 3,
+    /// An empty write that asks whether the peer is there.
+    Pulse = 4,
+    /// A receive of a hello; `aux` is its slot.
+    HelloHeard = 5,
+    /// A hello; `aux` is its slot.
+    HelloLeft = 6,
+}
+
+/// Most links of a transport, and most of what `aux` counts, in bits.
+const AUX_BITS: u32 = 24;
+const LINK_BITS: u32 = 24;
+const GENERATION_BITS: u32 = 12;
+
+/// A request's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WrId {
+    pub(super) kind: Kind,
+    /// Which connection of its link, modulo 2^12: late completions of one that is over find nothing.
+    pub(super) generation: u16,
+    pub(super) link: u32,
+    pub(super) aux: u32,
+}
+
+impl WrId {
+    pub(super) fn of_device(kind: Kind, aux: u32) -> WrId {
+        WrId { kind, generation: 0, link: 0, aux }
+    }
+
+    pub(super) fn pack(self) -> u64 {
+        let low = |n: u32, bits: u32| u64::from(n) & ((1 << bits) - 1);
+        (self.kind as u64) << (AUX_BITS + LINK_BITS + GENERATION_BITS)
+            | low(self.generation.into(), GENERATION_BITS) << (AUX_BITS + LINK_BITS)
+            | low(self.link, LINK_BITS) << AUX_BITS
+            | low(self.aux, AUX_BITS)
+    }
+
+    pub(super) fn unpack(id: u64) -> Option<WrId> {
+        let field = |from: u32, bits: u32| (id >> from) as u32 & ((1 << bits) - 1);
+        let kind = match id >> (AUX_BITS + LINK_BITS + GENERATION_BITS) {
+            1 => Kind::Receive,
+            2 => Kind::Send,
+            3 => Kind::Write,
+            4 => Kind::Pulse,
+            5 => Kind::HelloHeard,
+            6 => Kind::HelloLeft,
+            _ => return None,
+        };
+        Some(WrId {
+            kind,
+            generation: field(AUX_BITS + LINK_BITS, GENERATION_BITS) as u16,
+            link: field(AUX_BITS, LINK_BITS),
+            aux: field(0, AUX_BITS),
+        })
+    }
+}
+
+/// How many of a wrapping count of [`WrId::aux`] lie between an older and a newer number.
+pub(super) fn distance(older: u32, newer: u32) -> u32 {
+    newer.wrapping_sub(older) & ((1 << AUX_BITS) - 1)
+}
+
+/// What a thread sleeps on: all devices' completions and events, and the waker.
+pub(super) struct Bed {
+    epoll: OwnedFd,
+    pub(super) waker: Waker,
+    /// Notices were asked for, and may have come.
+    armed: bool,
+}
+
+impl Bed {
+    pub(super) fn new(devices: &[Device]) -> std::io::Result<Bed> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let waker = Waker::new()?;
+        let add =
+            |fd: BorrowedFd<'_>| epoll::add(&epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
+        add(waker.fd())?;
+        for device in devices {
+            add(device.channel.fd())?;
+            add(device.context.async_fd())?;
+        }
+        Ok(Bed { epoll, waker, armed: false })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Asks for notice of the next completions. They must be polled once more before the sleep.
+    pub(super) fn arm(&mut self, devices: &[Device]) -> Result<(), VerbsError> {
+        self.armed = true;
+        devices.iter().try_for_each(|d| d.completions.request_notify(false))
+    }
+
+    /// After a sleep: takes the notices away. `true`: there was one to ask for.
+    pub(super) fn rise(&mut self, devices: &[Device]) -> bool {
+        if !std::mem::take(&mut self.armed) {
+            return false;
+        }
+        for device in devices {
+            if let Err(why) = device.channel.drain() {
+                tracing::debug!("{why}");
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_as_they_were() {
+        for kind in [Kind::Receive, Kind::Send, Kind::Write, Kind::Pulse, Kind::HelloHeard, Kind::HelloLeft] {
+            let id = WrId { kind, generation: 0xabc, link: 0xfed_cba, aux: 0x123_456 };
+            assert_eq!(WrId::unpack(id.pack()), Some(id));
+        }
+        assert_eq!(WrId::unpack(0), None);
+        assert_eq!(WrId::unpack(u64::MAX), None);
+        assert_eq!(distance(0xff_fffe, 3), 5);
+    }
+}

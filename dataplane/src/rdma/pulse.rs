@@ -1,0 +1,134 @@
+//! Noticing peers, ports and devices that are gone while nothing of ours fails by itself.
+//!
+//! A side that only receives hears nothing from a dead peer. So its device is asked for a sign of life: an empty write,
+//! which the peer's device acknowledges without its process, a stopped one's too.
+#![forbid(unsafe_code)]
+
+use super::links::{Channel, Stage};
+use super::transport::RdmaTransport;
+use super::verbs::{AsyncEvent, AsyncEventKind, AsyncSubject};
+use crate::transport::{Cause, CauseKind};
+
+/// Silence after which a peer that something is expected of is asked for a sign of life.
+pub(super) const PULSE_MS: u64 = 500;
+/// The same for a connected peer of which nothing is expected now.
+pub(super) const IDLE_PULSE_MS: u64 = 4_000;
+/// A peer that does not confirm in so long that it leaves withdrawn memory alone is given up.
+pub(super) const WITHDRAW_MS: u64 = 2_000;
+/// A port that is down for less costs no connection.
+pub(super) const PORT_GRACE_MS: u64 = 1_000;
+
+fn pulse_due_ms(channel: &Channel) -> u64 {
+    channel.sign_ms + if channel.matcher.expects() { PULSE_MS } else { IDLE_PULSE_MS }
+}
+
+impl RdmaTransport {
+    /// Looks at what time may have brought.
+    pub(super) fn feel_pulse(&mut self) {
+        for at in 0..self.links.len() as u32 {
+            let Some(channel) = &mut self.links[at as usize].channel else { continue };
+            let now_ms = self.now_ms;
+            let withdrawing = channel.matcher.is_withdrawing();
+            let since = *channel.withdrawing_ms.get_or_insert(now_ms);
+            if !withdrawing {
+                channel.withdrawing_ms = None;
+            } else if now_ms >= since + WITHDRAW_MS {
+                let evidence = format!(
+                    "it has not confirmed within {WITHDRAW_MS} ms that its device leaves a withdrawn receive alone"
+                );
+                self.lose(at, Cause::new(CauseKind::Unreachable, evidence));
+                continue;
+            }
+            let due_ms = pulse_due_ms(channel);
+            let Stage::Up(connection) = &mut channel.stage else { continue };
+            if now_ms >= due_ms {
+                channel.sign_ms = now_ms;
+                if let Err(cause) = connection.pulse() {
+                    self.lose(at, cause);
+                }
+            }
+        }
+        self.look_at_ports();
+    }
+
+    /// When [`Self::feel_pulse`] must come next, if there are connections.
+    pub(super) fn pulse_due_ms(&self) -> Option<u64> {
+        let channels = self.links.iter().filter_map(|l| l.channel.as_ref());
+        let pulses = channels.filter(|c| c.is_up()).map(|c| {
+            let withdrawn = c.withdrawing_ms.map_or(u64::MAX, |since| since + WITHDRAW_MS);
+            pulse_due_ms(c).min(withdrawn)
+        });
+        pulses.chain(self.down.iter().map(|(_, since)| since + PORT_GRACE_MS)).min()
+    }
+
+    /// Takes what the devices tell by themselves.
+    pub(super) fn hear_devices(&mut self) {
+        for d in 0..self.devices.len() {
+            loop {
+                let event = match self.devices[d].context.next_async_event() {
+                    Ok(Some(event)) => event,
+                    Ok(None) => break,
+                    Err(why) => {
+                        self.devices[d].broken.get_or_insert(why.to_string());
+                        break;
+                    }
+                };
+                tracing::debug!("{}: {event}", self.devices[d].rail.device);
+                self.take_event(d, &event);
+            }
+        }
+        self.drop_broken();
+    }
+
+    fn take_event(&mut self, d: usize, event: &AsyncEvent) {
+        let device = &mut self.devices[d];
+        let here = event.subject == AsyncSubject::Port(device.rail.port);
+        match event.kind {
+            AsyncEventKind::PortError if here => {
+                self.down.retain(|(of, _)| *of != d);
+                self.down.push((d, self.now_ms));
+            }
+            AsyncEventKind::PortActive if here => self.down.retain(|(of, _)| *of != d),
+            AsyncEventKind::DeviceFatal | AsyncEventKind::CompletionQueueError => {
+                device.broken.get_or_insert(event.to_string());
+            }
+            // A queue pair's error comes as the status of its requests too, which says more.
+            _ => {}
+        }
+    }
+
+    fn look_at_ports(&mut self) {
+        let now_ms = self.now_ms;
+        let (late, still): (Vec<_>, Vec<_>) =
+            self.down.drain(..).partition(|(_, since)| now_ms >= since + PORT_GRACE_MS);
+        self.down = still;
+        for (d, _) in late {
+            let device = &mut self.devices[d];
+            if !device.is_active() {
+                let (name, port) = (&device.rail.device, device.rail.port);
+                let why = format!("port {port} of {name} has been down for {PORT_GRACE_MS} ms");
+                self.lose_all_on(d, &why);
+            }
+        }
+        self.drop_broken();
+    }
+
+    fn drop_broken(&mut self) {
+        for d in 0..self.devices.len() {
+            if let Some(why) = self.devices[d].broken.clone() {
+                let why = format!("device {} broke: {why}", self.devices[d].rail.device);
+                self.lose_all_on(d, &why);
+            }
+        }
+    }
+
+    fn lose_all_on(&mut self, device: usize, why: &str) {
+        for at in 0..self.links.len() as u32 {
+            let link = &self.links[at as usize];
+            let uses = link.channel.is_some() && link.pairs.iter().any(|p| p.mine == device);
+            if uses && link.gone.is_none() {
+                self.lose(at, Cause::new(CauseKind::Reset, why));
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Memory that the devices know: the queues' own, and a cache of what operations lend.
+//!
+//! Invariants (cited by the tests):
+//! - **G1** A registration lasts as long as an operation holds it. Without one it is dropped when its memory is no
+//!   longer needed by anybody else, when room is needed for others, or at once if the memory was borrowed for a call.
+//! - **G2** What is pinned stays within the limit in bytes. What does not fit is not registered, and travels in frames.
+
+use super::verbs::{Access, MemoryRegion, ProtectionDomain, VerbsError};
+use crate::memory::{Block, RegionId};
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What peers may do with memory that is received into.
+const RECEIVED: [Access; 3] = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::RELAXED_ORDERING];
+
+/// Page-aligned memory of the queues themselves, registered with one device.
+pub(super) struct Pinned {
+    // Dropped before the memory is unmapped.
+    region: Option<MemoryRegion>,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to this value alone, and its methods say who may touch it; no tie to a thread.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// `len` zeroed bytes that the device may read and write.
+    pub(super) fn new(domain: &Arc<ProtectionDomain>, len: usize) -> Result<Pinned, VerbsError> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let refused =
+            |errno| VerbsError::Call { call: "mmap", device: domain.context().name().to_owned(), errno };
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        // SAFETY: a new mapping overlaps nothing.
+        let base =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) };
+        let base = base.map_err(|e| refused(e.raw_os_error()))?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| refused(libc::ENOMEM))?;
+        let mut pinned = Pinned { region: None, base, len };
+        // SAFETY: unmapped after the region is dropped; bytes are touched by the rules of `bytes` and `bytes_mut`.
+        pinned.region = Some(unsafe { MemoryRegion::register(domain, base, len, Access::LOCAL_WRITE)? });
+        Ok(pinned)
+    }
+
+    /// Its key for this process's requests.
+    pub(super) fn lkey(&self) -> u32 {
+        self.region.as_ref().map_or(0, MemoryRegion::lkey)
+    }
+
+    /// Address of the byte at `at`.
+    pub(super) fn address(&self, at: usize) -> u64 {
+        self.base.as_ptr().addr() as u64 + at as u64
+    }
+
+    fn check(&self, at: usize, len: usize) {
+        assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at} of a queue of {}", self.len);
+    }
+
+    /// Reads bytes.
+    ///
+    /// # Safety
+    /// No receive into them is posted while the slice lives.
+    pub(super) unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
+        self.check(at, len);
+        // SAFETY: in bounds and mapped while `self` lives; the caller keeps the device from writing.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(at), len) }
+    }
+
+    /// Writes bytes.
+    ///
+    /// # Safety
+    /// No request that reads or writes them is posted while the slice lives.
+    pub(super) unsafe fn bytes_mut(&mut self, at: usize, len: usize) -> &mut [u8] {
+        self.check(at, len);
+        // SAFETY: in bounds and mapped while `self` lives; the caller keeps the device away.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(at), len) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.region = None;
+        // SAFETY: the mapping is this value's own, whole, and no device knows it any more.
+        if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
+            tracing::error!("munmap of {} bytes failed: {e}", self.len);
+        }
+    }
+}
+
+/// Memory of a region, registered with every device of the transport.
+#[derive(Debug)]
+pub(super) struct Registered {
+    // Dropped before the block that keeps the memory mapped.
+    regions: Vec<MemoryRegion>,
+    writable: bool,
+    used: AtomicU64,
+    block: Block,
+}
+
+impl Registered {
+    /// This process's key with the device of this index.
+    pub(super) fn lkey(&self, device: usize) -> u32 {
+        self.regions.get(device).map_or(0, MemoryRegion::lkey)
+    }
+
+    /// The peers' key with the device of this index.
+    pub(super) fn rkey(&self, device: usize) -> u32 {
+        self.regions.get(device).map_or(0, MemoryRegion::rkey)
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.block.len() * self.regions.len()) as u64
+    }
+}
+
+/// The registrations of a transport.
+#[derive(Debug)]
+pub(super) struct Registry {
+    domains: Vec<Arc<ProtectionDomain>>,
+    known: HashMap<RegionId, Vec<Arc<Registered>>>,
+    pinned_bytes: u64,
+    limit_bytes: u64,
+    clock: u64,
+    refused: bool,
+}
+
+impl Registry {
+    /// For these devices, in their order; pins up to `limit_bytes` at a time.
+    pub(super) fn new(domains: Vec<Arc<ProtectionDomain>>, limit_bytes: u64) -> Registry {
+        let known = HashMap::new();
+        Registry { domains, known, pinned_bytes: 0, limit_bytes, clock: 0, refused: false }
+    }
+
+    /// Registers the memory, or finds that it is; `None`: it cannot be.
+    pub(super) fn hold(&mut self, block: &Block, write: bool) -> Option<Arc<Registered>> {
+        if block.is_empty() {
+            return None;
+        }
+        self.clock += 1;
+        let known = self.known.get(&block.region()).and_then(|all| all.iter().find(|r| r.writable || !write));
+        if let Some(found) = known {
+            found.used.store(self.clock, Ordering::Relaxed);
+            return Some(Arc::clone(found));
+        }
+        match self.register(block, write) {
+            Ok(registered) => registered,
+            Err(why) => {
+                if !std::mem::replace(&mut self.refused, true) {
+                    tracing::warn!("{why}; such messages are copied, which is slower");
+                }
+                None
+            }
+        }
+    }
+
+    /// Registers owned memory ahead of its use. `false`: it is over the limit.
+    pub(super) fn register_once(&mut self, block: &Block) -> Result<bool, VerbsError> {
+        if self.known.contains_key(&block.region()) {
+            return Ok(true);
+        }
+        self.register(block, true).map(|made| made.is_some())
+    }
+
+    /// As [`Self::hold`], with the reason for a refusal; `Ok(None)` is over the limit.
+    fn register(&mut self, block: &Block, write: bool) -> Result<Option<Arc<Registered>>, VerbsError> {
+        self.sweep();
+        let need = (block.len() * self.domains.len()) as u64;
+        if !self.make_room(need) {
+            return Ok(None);
+        }
+        let made = self.make(block, write).or_else(|_| {
+            // Others may have to go for it: the system's limit is not ours to know.
+            self.evict_all();
+            self.make(block, write)
+        })?;
+        let made = Arc::new(made);
+        self.pinned_bytes += made.bytes();
+        self.known.entry(block.region()).or_default().push(Arc::clone(&made));
+        Ok(Some(made))
+    }
+
+    fn make(&self, block: &Block, write: bool) -> Result<Registered, VerbsError> {
+        // What a pool lends is written sooner or later; what is borrowed may be read-only.
+        let writable = write || block.is_owned();
+        let access = if writable {
+            RECEIVED.into_iter().fold(Access::READ, |all, one| all | one)
+        } else {
+            Access::READ
+        };
+        let mut regions = Vec::with_capacity(self.domains.len());
+        for domain in &self.domains {
+            // SAFETY: owned memory stays mapped as long as `block`, which is dropped after the regions; borrowed
+            // memory as long as its leases, each of whose operations holds this registration, which goes with the
+            // last of them (G1). Peers write only where a receive was announced, whose lease nobody reads.
+            regions.push(unsafe { MemoryRegion::register(domain, block.base(), block.len(), access)? });
+        }
+        Ok(Registered { regions, writable, used: AtomicU64::new(self.clock), block: block.clone() })
+    }
+
+    /// Gives a hold back (G1).
+    pub(super) fn release(&mut self, held: Arc<Registered>) {
+        if !held.block.is_owned() && Arc::strong_count(&held) == 2 {
+            self.forget(&held);
+        }
+    }
+
+    /// Forgets a region, for as far as no operation holds it.
+    pub(super) fn forget_region(&mut self, region: RegionId) {
+        let idle = |all: &Vec<Arc<Registered>>| -> Vec<Arc<Registered>> {
+            all.iter().filter(|r| Arc::strong_count(r) == 1).cloned().collect()
+        };
+        for registered in self.known.get(&region).map(idle).unwrap_or_default() {
+            self.forget(&registered);
+        }
+    }
+
+    fn forget(&mut self, registered: &Arc<Registered>) {
+        let region = registered.block.region();
+        if let Some(all) = self.known.get_mut(&region) {
+            all.retain(|r| !Arc::ptr_eq(r, registered));
+            if all.is_empty() {
+                self.known.remove(&region);
+            }
+            self.pinned_bytes -= registered.bytes().min(self.pinned_bytes);
+        }
+    }
+
+    fn idle(&self, also: impl Fn(&Registered) -> bool) -> Vec<Arc<Registered>> {
+        let all = self.known.values().flatten();
+        all.filter(|r| Arc::strong_count(r) == 1 && also(r)).cloned().collect()
+    }
+
+    /// Drops registrations of memory that nobody needs any more.
+    fn sweep(&mut self) {
+        for orphan in self.idle(|r| r.block.is_orphan()) {
+            self.forget(&orphan);
+        }
+    }
+
+    fn evict_all(&mut self) {
+        for idle in self.idle(|_| true) {
+            self.forget(&idle);
+        }
+    }
+
+    /// Drops the longest unused until `need` bytes fit (G2).
+    fn make_room(&mut self, need: u64) -> bool {
+        if self.pinned_bytes + need <= self.limit_bytes {
+            return true;
+        }
+        let mut idle = self.idle(|_| true);
+        idle.sort_by_key(|r| r.used.load(Ordering::Relaxed));
+        for registered in idle {
+            self.forget(&registered);
+            if self.pinned_bytes + need <= self.limit_bytes {
+                return true;
+            }
+        }
+        self.pinned_bytes + need <= self.limit_bytes
+    }
+}

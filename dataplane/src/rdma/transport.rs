@@ -1,0 +1,536 @@
+//! The transport: peers, operations and progress.
+#![forbid(unsafe_code)]
+
+use super::choice::{Choice, RdmaOffer, agree, model::Mtu, offer::Opened};
+use super::completion::{BATCH, Bed, Kind, WrId};
+use super::connection::{Holds, Verdict};
+use super::device::Device;
+use super::handshake::Hello;
+use super::links::{Channel, Link, Stage};
+use super::registration::Registry;
+use super::verbs::{Library, LoadError, VerbsError, WorkCompletion};
+use super::{Config, MAX_DEPTH, MAX_MESSAGE_BYTES, MAX_NOTES};
+use crate::memory::{Region, RegionId};
+use crate::transport::matching::Retired;
+use crate::transport::{
+    Address, Caps, Cause, CauseKind, ConnectError, Event, Note, Op, OpId, Peer, PostError, RegionKey,
+    RegisterError, Transport, Waker,
+};
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+/// Batches of completions taken from a device before others get their turn.
+const ROUNDS: usize = 4;
+/// Polls between two looks at what needs a system call.
+const LOOK_EVERY: u32 = 256;
+/// Largest peer number, since peers are found by index.
+const MAX_PEER: u32 = 1 << 22;
+const NOBODY: u32 = u32::MAX;
+
+/// Why a transport could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The library is not there.
+    #[error(transparent)]
+    Library(#[from] LoadError),
+    /// A device refused.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// Out of descriptors.
+    #[error("the system refused a descriptor: {0}")]
+    System(#[from] std::io::Error),
+    /// A setting is out of range.
+    #[error("depth is {depth}, and must be from 1 to {MAX_DEPTH}")]
+    Depth {
+        /// What was asked for.
+        depth: u32,
+    },
+}
+
+/// RDMA to any number of peers.
+pub struct RdmaTransport {
+    pub(super) config: Config,
+    pub(super) offer: RdmaOffer,
+    // Before the devices: connections stand on them.
+    pub(super) links: Vec<Link>,
+    pub(super) holds: Holds,
+    pub(super) registry: Registry,
+    bed: Bed,
+    pub(super) devices: Vec<Device>,
+    by_peer: Vec<u32>,
+    /// Links with something to send, or to look after.
+    pub(super) dirty: Vec<u32>,
+    pub(super) meetings: Vec<u32>,
+    /// Devices whose port went down, and when.
+    pub(super) down: Vec<(usize, u64)>,
+    /// The last hellos of peers that are not introduced yet.
+    pub(super) strangers: HashMap<u32, Hello>,
+    retired: Retired,
+    pub(super) done: Vec<Event>,
+    /// Events before this one have had their holds given back.
+    let_go: usize,
+    pub(super) psns: u64,
+    began: Instant,
+    pub(super) now_ms: u64,
+    polls: u32,
+    pub(super) must_look: bool,
+}
+
+impl RdmaTransport {
+    /// Opens the devices of these rails.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(config: Config, choice: &Choice) -> Result<RdmaTransport, OpenError> {
+        if config.depth == 0 || config.depth > MAX_DEPTH {
+            return Err(OpenError::Depth { depth: config.depth });
+        }
+        let library = Library::load()?;
+        // Privileged keys have the top bit; ours must not.
+        let queue_key = (config.incarnation ^ u64::from(config.me) << 7) as u32 & 0x7fff_ffff;
+        let mut devices = Vec::with_capacity(choice.rails.len());
+        for rail in &choice.rails {
+            devices.push(Device::open(&library, rail.clone(), queue_key)?);
+        }
+        let mut identity = config.incarnation.to_le_bytes().to_vec();
+        identity.extend(config.me.to_le_bytes());
+        let mut at = 0..;
+        let offer = RdmaOffer::new(identity, choice, |_| {
+            let device: &Device = &devices[at.next().unwrap_or(0)];
+            let (bootstrap_queue_pair, bootstrap_queue_key) = device.hears_at();
+            let mtu = Mtu::from_bytes(device.port.active_mtu_bytes);
+            Opened { mtu: mtu.unwrap_or(Mtu::B256), bootstrap_queue_pair, bootstrap_queue_key }
+        });
+        let domains = devices.iter().map(|d| d.domain.clone()).collect();
+        Ok(RdmaTransport {
+            psns: config.incarnation.rotate_left(32) ^ u64::from(config.me),
+            registry: Registry::new(domains, config.pinned_limit_bytes),
+            config,
+            offer,
+            links: Vec::new(),
+            holds: Holds::new(),
+            bed: Bed::new(&devices)?,
+            devices,
+            by_peer: Vec::new(),
+            dirty: Vec::new(),
+            meetings: Vec::new(),
+            down: Vec::new(),
+            strangers: HashMap::new(),
+            retired: Retired::default(),
+            done: Vec::new(),
+            let_go: 0,
+            began: Instant::now(),
+            now_ms: 0,
+            polls: 0,
+            must_look: true,
+        })
+    }
+
+    pub(super) fn clock_ms(&mut self) -> u64 {
+        self.now_ms = self.began.elapsed().as_millis() as u64;
+        self.now_ms
+    }
+
+    pub(super) fn link_of(&self, peer: u32) -> Option<u32> {
+        self.by_peer.get(peer as usize).copied().filter(|at| *at != NOBODY)
+    }
+
+    /// Puts a link on the list that the next poll fills.
+    pub(super) fn soil(&mut self, at: u32) {
+        let link = &mut self.links[at as usize];
+        if !link.dirty {
+            link.dirty = true;
+            self.dirty.push(at);
+        }
+    }
+
+    /// Ends a link as lost (T6).
+    pub(super) fn lose(&mut self, at: u32, cause: Cause) {
+        if self.links[at as usize].gone.is_some() {
+            return;
+        }
+        // The devices let go of lent memory before it is given back.
+        self.disconnect(at);
+        let link = &mut self.links[at as usize];
+        link.gone = Some(cause.clone());
+        let peer = link.peer;
+        if let Some(mut channel) = link.channel.take() {
+            channel.matcher.fail(&cause, &mut self.done);
+        }
+        self.meetings.retain(|m| *m != at);
+        self.done.push(Event::Lost { peer, cause });
+    }
+
+    /// A goodbye came: what had arrived can still be taken (T11).
+    fn part(&mut self, at: u32) {
+        self.disconnect(at);
+        let link = &mut self.links[at as usize];
+        let cause = Cause::new(CauseKind::Left, format!("peer {} said goodbye", link.peer.0));
+        if let Some(channel) = &mut link.channel {
+            channel.matcher.fail(&cause, &mut self.done);
+            channel.notes.clear();
+        }
+        link.gone = Some(cause);
+        self.meetings.retain(|m| *m != at);
+        self.done.push(Event::Left { peer: link.peer });
+    }
+
+    /// Takes completions. Returns whether there were any.
+    fn take_completions(&mut self) -> bool {
+        let mut moved = false;
+        for d in 0..self.devices.len() {
+            for _ in 0..ROUNDS {
+                let mut batch = [WorkCompletion::default(); BATCH];
+                let n = match self.devices[d].completions.poll(&mut batch) {
+                    Ok(n) => n,
+                    Err(why) => {
+                        self.devices[d].broken.get_or_insert(why.to_string());
+                        self.must_look = true;
+                        0
+                    }
+                };
+                batch[..n].iter().for_each(|wc| self.take_completion(d, wc));
+                moved |= n > 0;
+                if n < BATCH {
+                    break;
+                }
+            }
+        }
+        moved
+    }
+
+    fn take_completion(&mut self, device: usize, wc: &WorkCompletion) {
+        let Some(id) = WrId::unpack(wc.wr_id) else { return };
+        match id.kind {
+            Kind::HelloLeft => self.devices[device].left(id.aux),
+            Kind::HelloHeard => {
+                self.clock_ms();
+                let datagram = self.devices[device].heard(id.aux, wc);
+                if let Some(hello) = datagram.and_then(|bytes| Hello::decode(&bytes)) {
+                    self.hear(hello);
+                }
+            }
+            Kind::Receive | Kind::Send | Kind::Write | Kind::Pulse => self.take_of_link(id, wc),
+        }
+    }
+
+    fn take_of_link(&mut self, id: WrId, wc: &WorkCompletion) {
+        let Some(link) = self.links.get_mut(id.link as usize) else { return };
+        let (peer, now_ms) = (link.peer, self.now_ms);
+        let Some(channel) = &mut link.channel else { return };
+        let Channel { matcher, stage, sign_ms, .. } = &mut **channel;
+        let (connection, meeting) = match stage {
+            Stage::None => return,
+            Stage::Meeting(connection, meeting) => (connection, Some(meeting)),
+            Stage::Up(connection) => (connection, None),
+        };
+        if !connection.is_generation(id.generation) {
+            return;
+        }
+        *sign_ms = now_ms;
+        let heard = meeting.is_some();
+        if let Some(meeting) = meeting
+            && id.kind == Kind::Receive
+            && wc.is_success()
+        {
+            meeting.data_came();
+        }
+        let (devices, done) = (&self.devices, &mut self.done);
+        let verdict = match id.kind {
+            Kind::Receive => {
+                connection.after_receive(id.aux, wc, devices, (peer, &self.retired), matcher, done)
+            }
+            _ => connection.after_request(id, wc, devices, matcher, done),
+        };
+        match verdict {
+            Verdict::On if heard => self.finish_meeting(id.link),
+            Verdict::On => self.soil(id.link),
+            Verdict::Left => self.part(id.link),
+            Verdict::Lost(cause) => self.lose(id.link, cause),
+        }
+    }
+
+    /// Posts what there is to send.
+    fn fill(&mut self) -> bool {
+        let mut moved = false;
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for at in dirty.drain(..) {
+            let link = &mut self.links[at as usize];
+            link.dirty = false;
+            let Some(channel) = &mut link.channel else { continue };
+            let Channel { matcher, notes, stage: Stage::Up(connection), .. } = &mut **channel else {
+                continue;
+            };
+            match connection.fill(matcher, notes, &self.holds, &mut self.done) {
+                Ok(posted) => moved |= posted,
+                Err(cause) => self.lose(at, cause),
+            }
+        }
+        if self.dirty.is_empty() {
+            self.dirty = dirty;
+        }
+        moved
+    }
+
+    /// Gives back what the operations that have ended held.
+    pub(super) fn let_go(&mut self) {
+        for event in &self.done[self.let_go.min(self.done.len())..] {
+            if let Event::Done(c) = event
+                && let Some(held) = self.holds.remove(&c.id)
+            {
+                self.registry.release(held);
+            }
+        }
+        self.let_go = self.done.len();
+    }
+
+    pub(super) fn progress(&mut self) -> bool {
+        let mut moved = self.bed.rise(&self.devices);
+        self.polls += 1;
+        if moved || self.must_look || self.polls >= LOOK_EVERY || !self.meetings.is_empty() {
+            self.polls = 0;
+            self.must_look = false;
+            self.clock_ms();
+            self.hear_devices();
+            self.feel_pulse();
+            moved = self.step_meetings();
+        } else {
+            moved = false;
+        }
+        moved |= self.take_completions();
+        moved |= self.fill();
+        self.let_go();
+        moved
+    }
+
+    fn hold(&mut self, id: OpId, op: &Op) {
+        if op.len() as u64 <= self.config.eager_bytes.into() {
+            return;
+        }
+        let held = match op {
+            Op::Send { bytes, .. } => self.registry.hold(&bytes.block(), false),
+            Op::Recv { into, .. } => self.registry.hold(&into.block(), true),
+        };
+        if let Some(held) = held {
+            self.holds.insert(id, held);
+        }
+    }
+}
+
+impl Transport for RdmaTransport {
+    fn caps(&self) -> Caps {
+        Caps {
+            name: "rdma",
+            speaks: "rdma",
+            max_message_bytes: MAX_MESSAGE_BYTES,
+            eager_bytes: self.config.eager_bytes.into(),
+            depth: self.config.depth,
+            registers: true,
+            sleepable: true,
+            withdraws_alone: false,
+            in_process: false,
+        }
+    }
+
+    fn address(&self) -> Address {
+        Address(self.offer.to_bytes())
+    }
+
+    fn register(&mut self, region: &Region) -> Result<RegionKey, RegisterError> {
+        if !region.is_owned() || region.is_empty() {
+            return Err(RegisterError::Useless);
+        }
+        let refused = |why: String| RegisterError::Refused { bytes: region.len(), why };
+        match self.registry.register_once(&region.block()) {
+            Ok(true) => Ok(RegionKey(region.id().0)),
+            Ok(false) => Err(refused("over the limit of pinned memory".to_owned())),
+            Err(why) => Err(refused(why.to_string())),
+        }
+    }
+
+    fn deregister(&mut self, region: RegionId) {
+        self.registry.forget_region(region);
+    }
+
+    fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
+        let bad = |why: &str| ConnectError::BadAddress { peer, why: why.to_owned() };
+        let offer = RdmaOffer::from_bytes(&to.0).map_err(bad)?;
+        let incarnation = offer.identity.first_chunk().copied().map(u64::from_le_bytes);
+        let incarnation = incarnation.ok_or_else(|| bad("it does not say whose it is"))?;
+        if peer.0 > MAX_PEER || peer.0 == self.config.me {
+            return Err(bad("the number is this side's own, or too high"));
+        }
+        let pairs = agree(&self.offer, &offer).map_err(|d| ConnectError::NoRoute { peer, why: d.why })?;
+        let link = |generation, dirty| Link {
+            peer,
+            offer: offer.clone(),
+            incarnation,
+            pairs: pairs.clone(),
+            channel: None,
+            generation,
+            handle: None,
+            gone: None,
+            dirty,
+            why: None,
+        };
+        match self.link_of(peer.0) {
+            Some(at) if self.links[at as usize].offer == offer => return Ok(()),
+            Some(at) => {
+                // Another incarnation.
+                self.lose(at, Cause::new(CauseKind::Local, format!("peer {} has a new address", peer.0)));
+                let old = &self.links[at as usize];
+                self.links[at as usize] = link(old.generation, old.dirty);
+            }
+            None => {
+                let at = self.links.len() as u32;
+                self.links.push(link(0, false));
+                let index = peer.0 as usize;
+                if self.by_peer.len() <= index {
+                    self.by_peer.resize(index + 1, NOBODY);
+                }
+                self.by_peer[index] = at;
+            }
+        }
+        if let Some(hello) = self.strangers.remove(&peer.0) {
+            self.clock_ms();
+            self.hear(hello);
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, peer: Peer, why: Cause) {
+        if let Some(at) = self.link_of(peer.0) {
+            self.lose(at, why);
+        }
+    }
+
+    fn post(&mut self, id: OpId, op: Op) -> Result<(), (PostError, Op)> {
+        let peer = op.peer();
+        let Some(at) = self.link_of(peer.0) else { return Err((PostError::Unknown(peer), op)) };
+        if op.len() as u64 > MAX_MESSAGE_BYTES {
+            let error = PostError::TooLong { bytes: op.len() as u64, limit_bytes: MAX_MESSAGE_BYTES };
+            return Err((error, op));
+        }
+        if self.links[at as usize].gone.is_none() {
+            self.open_channel(at);
+        }
+        let link = &self.links[at as usize];
+        if let Some(cause) = &link.gone {
+            // T11: what had arrived before a goodbye is still delivered.
+            let arrived = matches!(&op, Op::Recv { tag, .. } if cause.kind == CauseKind::Left
+                && link.channel.as_ref().is_some_and(|c| c.matcher.has_arrived(tag.to_u64())));
+            if !arrived {
+                return Err((PostError::Gone { peer, cause: cause.clone() }, op));
+            }
+        }
+        self.hold(id, &op);
+        let posted = match &mut self.links[at as usize].channel {
+            Some(channel) => channel.matcher.post(id, op, &mut self.done),
+            None => Err(op),
+        };
+        match posted {
+            Ok(()) => {
+                self.soil(at);
+                Ok(())
+            }
+            Err(op) => {
+                if let Some(held) = self.holds.remove(&id) {
+                    self.registry.release(held);
+                }
+                Err((PostError::Full(peer), op))
+            }
+        }
+    }
+
+    fn cancel(&mut self, id: OpId) {
+        for at in 0..self.links.len() as u32 {
+            let Some(channel) = &mut self.links[at as usize].channel else { continue };
+            if channel.matcher.cancel(id, &mut self.done) {
+                self.soil(at);
+                self.must_look = true;
+                return;
+            }
+        }
+    }
+
+    fn note(&mut self, to: Peer, note: &Note) -> Result<(), PostError> {
+        let at = self.link_of(to.0).ok_or(PostError::Unknown(to))?;
+        if self.links[at as usize].gone.is_none() {
+            self.open_channel(at);
+        }
+        let link = &mut self.links[at as usize];
+        if let Some(cause) = &link.gone {
+            return Err(PostError::Gone { peer: to, cause: cause.clone() });
+        }
+        match &mut link.channel {
+            Some(channel) if channel.notes.len() < MAX_NOTES => channel.notes.push_back(*note),
+            _ => return Err(PostError::Full(to)),
+        }
+        self.soil(at);
+        Ok(())
+    }
+
+    fn poll(&mut self, out: &mut Vec<Event>) -> bool {
+        let moved = self.progress();
+        let said = !self.done.is_empty();
+        out.append(&mut self.done);
+        self.let_go = 0;
+        moved || said
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        if self.bed.waker.take() || !self.done.is_empty() {
+            return false;
+        }
+        self.clock_ms();
+        if let Err(why) = self.bed.arm(&self.devices) {
+            tracing::debug!("{why}");
+            return false;
+        }
+        // What completed before the notice was asked for gives none.
+        let moved = self.take_completions() | self.fill();
+        self.let_go();
+        !moved && self.done.is_empty()
+    }
+
+    fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.bed.fd())
+    }
+
+    fn waker(&self) -> Waker {
+        self.bed.waker.clone()
+    }
+
+    fn next_timer_ms(&self) -> Option<u64> {
+        let meetings =
+            self.meetings.iter().filter_map(|at| match &self.links[*at as usize].channel.as_ref()?.stage {
+                Stage::Meeting(_, meeting) => Some(meeting.due_ms()),
+                Stage::None | Stage::Up(_) => None,
+            });
+        let due_ms = meetings.chain(self.pulse_due_ms()).min()?;
+        // One more, so that it is due when the sleep ends.
+        Some(due_ms.saturating_sub(self.began.elapsed().as_millis() as u64) + 1)
+    }
+
+    fn retire(&mut self, group: u32) {
+        self.retired.add(group);
+        for channel in self.links.iter_mut().filter_map(|l| l.channel.as_mut()) {
+            channel.matcher.retire(group);
+        }
+    }
+
+    fn leave(&mut self, linger_ms: u64) {
+        self.say_goodbye(linger_ms);
+    }
+
+    fn why(&self, peer: Peer) -> Option<String> {
+        self.links[self.link_of(peer.0)? as usize].why.clone()
+    }
+
+    fn pending(&self, peer: Peer) -> (usize, usize) {
+        self.link_of(peer.0)
+            .and_then(|at| self.links[at as usize].channel.as_ref())
+            .map_or((0, 0), |c| c.matcher.unmatched())
+    }
+}

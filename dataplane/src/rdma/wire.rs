@@ -1,0 +1,114 @@
+//! Messages on a queue pair: pure encoding and decoding, little-endian.
+//!
+//! A message is a frame's header ([`header`]), whose second byte says how many receives the speaker has posted again,
+//! and what belongs to the frame: the place of a `Cts` ([`PLACE_BYTES`]: address, then a key for each of
+//! [`MAX_RAILS`] devices; nothing where there is none), the payload of an `Eager`, `Data` or `Note`.
+#![forbid(unsafe_code)]
+
+use crate::transport::matching::{Frame, Kind, MAX_RAILS, Place, header};
+
+/// Length of an encoded place.
+pub const PLACE_BYTES: usize = 8 + 4 * MAX_RAILS;
+/// Bytes of a message beside its payload.
+pub const OVERHEAD_BYTES: usize = header::BYTES;
+
+/// A message that no well-behaved peer sends.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// Shorter than a header.
+    #[error("sent {0} bytes, less than a header")]
+    Short(usize),
+    /// Of no known kind.
+    #[error("sent a frame of unknown kind {0}")]
+    Kind(u8),
+    /// Longer or shorter than its frame says.
+    #[error("sent {bytes} bytes after a {kind:?} of {expected}")]
+    Length {
+        /// Its kind.
+        kind: Kind,
+        /// Bytes that belong to it.
+        expected: u64,
+        /// Bytes that came.
+        bytes: usize,
+    },
+}
+
+/// Writes a message without its payload; returns its length. `into` holds at least a header and a place.
+pub fn encode(frame: &Frame, receives: u8, into: &mut [u8]) -> usize {
+    let mut head = header::encode(frame);
+    head[1] = receives;
+    into[..header::BYTES].copy_from_slice(&head);
+    if frame.kind != Kind::Cts || frame.place.is_none() {
+        return header::BYTES;
+    }
+    let place = &mut into[header::BYTES..header::BYTES + PLACE_BYTES];
+    place[..8].copy_from_slice(&frame.place.address.to_le_bytes());
+    for (bytes, key) in place[8..].chunks_exact_mut(4).zip(frame.place.keys) {
+        bytes.copy_from_slice(&key.to_le_bytes());
+    }
+    header::BYTES + PLACE_BYTES
+}
+
+/// The frame of a message, how many receives were posted again, and the payload.
+///
+/// # Errors
+/// [`WireError`].
+pub fn decode(message: &[u8]) -> Result<(Frame, u8, &[u8]), WireError> {
+    let (head, rest) =
+        message.split_first_chunk::<{ header::BYTES }>().ok_or(WireError::Short(message.len()))?;
+    let mut head = *head;
+    let receives = std::mem::take(&mut head[1]);
+    let mut frame = header::decode(&head).ok_or(WireError::Kind(head[0]))?;
+    let expected = match frame.kind {
+        Kind::Eager | Kind::Data | Kind::Note => frame.length,
+        Kind::Cts if rest.is_empty() => 0,
+        Kind::Cts => PLACE_BYTES as u64,
+        _ => 0,
+    };
+    if expected != rest.len() as u64 {
+        return Err(WireError::Length { kind: frame.kind, expected, bytes: rest.len() });
+    }
+    if frame.kind != Kind::Cts || rest.is_empty() {
+        return Ok((frame, receives, rest));
+    }
+    let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| rest[at + i]));
+    frame.place = Place {
+        address: u64::from(word(0)) | u64::from(word(4)) << 32,
+        keys: std::array::from_fn(|i| word(8 + 4 * i)),
+    };
+    Ok((frame, receives, &[]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::seed::Seeded;
+
+    #[test]
+    fn places_travel_with_their_frames() {
+        let place = Place { address: 0x1234_5678_9abc_def0, keys: [1, 2, 3, u32::MAX] };
+        let mut bytes = [0; 100];
+        let frame = Frame { slot: 7, place, ..Frame::bare(Kind::Cts) };
+        let n = encode(&frame, 200, &mut bytes);
+        assert_eq!(decode(&bytes[..n]), Ok((frame, 200, &[][..])));
+        let bare = Frame { place: Place::default(), ..frame };
+        let n = encode(&bare, 0, &mut bytes);
+        assert_eq!(decode(&bytes[..n]), Ok((bare, 0, &[][..])));
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_an_error() {
+        // T9
+        let mut random = Seeded::new(5);
+        for _ in 0..20_000 {
+            let len = random.below(120) as usize;
+            let mut bytes: Vec<u8> = (0..len).map(|_| random.next_u64() as u8).collect();
+            if let (Some(kind), true) = (bytes.first_mut(), random.below(2) == 0) {
+                *kind %= 12;
+            }
+            if let Ok((frame, _, payload)) = decode(&bytes) {
+                assert!(payload.len() as u64 == frame.length || payload.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! A frame as bytes, little-endian: the same for every transport that sends frames.
+//!
+//! | bytes | |
+//! | --- | --- |
+//! | 0 | kind |
+//! | 1 | zero, or the transport's own |
+//! | 2..4 | credit |
+//! | 4..8 | seq |
+//! | 8..16 | tag |
+//! | 16..40 | stamp |
+//! | 40..48 | length |
+//! | 48..56 | slot |
+//! | 56..64 | offset |
+//!
+//! [`Frame::place`] is not in it: where it travels, it follows.
+
+use super::{Frame, Kind, Place};
+use crate::transport::op::Stamp;
+
+/// Length of a header.
+pub const BYTES: usize = 64;
+
+/// Kinds, by their numbers on the wire from 1 on.
+const KINDS: [Kind; 10] = [
+    Kind::Eager,
+    Kind::Rts,
+    Kind::Cts,
+    Kind::Data,
+    Kind::Credit,
+    Kind::CancelSend,
+    Kind::CancelRecv,
+    Kind::Note,
+    Kind::Bye,
+    Kind::Withdrawn,
+];
+
+fn code(kind: Kind) -> u8 {
+    match kind {
+        Kind::Eager => 1,
+        Kind::Rts => 2,
+        Kind::Cts => 3,
+        Kind::Data => 4,
+        Kind::Credit => 5,
+        Kind::CancelSend => 6,
+        Kind::CancelRecv => 7,
+        Kind::Note => 8,
+        Kind::Bye => 9,
+        Kind::Withdrawn => 10,
+    }
+}
+
+/// The bytes of a frame.
+pub fn encode(frame: &Frame) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    bytes[0] = code(frame.kind);
+    bytes[2..4].copy_from_slice(&frame.credit.to_le_bytes());
+    bytes[4..8].copy_from_slice(&frame.seq.to_le_bytes());
+    bytes[8..16].copy_from_slice(&frame.tag.to_le_bytes());
+    bytes[16..40].copy_from_slice(&frame.stamp.0);
+    bytes[40..48].copy_from_slice(&frame.length.to_le_bytes());
+    bytes[48..56].copy_from_slice(&frame.slot.to_le_bytes());
+    bytes[56..64].copy_from_slice(&frame.offset.to_le_bytes());
+    bytes
+}
+
+/// The frame of these bytes, or `None` when the kind is unknown or the second byte is not zero.
+pub fn decode(bytes: &[u8; BYTES]) -> Option<Frame> {
+    fn at<const N: usize>(bytes: &[u8; BYTES], from: usize) -> [u8; N] {
+        std::array::from_fn(|i| bytes[from + i])
+    }
+    let kind = *KINDS.get(usize::from(bytes[0]).checked_sub(1)?)?;
+    (bytes[1] == 0).then(|| Frame {
+        kind,
+        credit: u16::from_le_bytes(at(bytes, 2)),
+        seq: u32::from_le_bytes(at(bytes, 4)),
+        tag: u64::from_le_bytes(at(bytes, 8)),
+        stamp: Stamp(at(bytes, 16)),
+        length: u64::from_le_bytes(at(bytes, 40)),
+        slot: u64::from_le_bytes(at(bytes, 48)),
+        place: Place::default(),
+        offset: u64::from_le_bytes(at(bytes, 56)),
+    })
+}
