@@ -97,7 +97,8 @@ impl Endpoint {
             }
             match policy {
                 Policy::Off => {
-                    withheld.push(Withheld { name: speaks.to_owned(), why: "it is switched off".to_owned() });
+                    let why = "it is switched off".to_owned();
+                    withheld.push(Withheld { name: speaks.to_owned(), required: false, why });
                 }
                 Policy::Require | Policy::Prefer => {
                     ways.push(Way { transport, name, speaks, required: policy == Policy::Require });
@@ -113,10 +114,11 @@ impl Endpoint {
     }
 
     /// Says why a transport is not among those of this endpoint, to peers that want it: before they are introduced.
-    /// Once there are as many as an address holds, more are not said.
-    pub fn withhold(&mut self, speaks: &'static str, why: impl Into<String>) {
+    /// One that is `required` all the same keeps every peer away. Once there are as many as an address holds, more are
+    /// not said.
+    pub fn withhold(&mut self, speaks: &'static str, required: bool, why: impl Into<String>) {
         if self.withheld.len() < MAX_OFFERS {
-            self.withheld.push(Withheld { name: speaks.to_owned(), why: why.into() });
+            self.withheld.push(Withheld { name: speaks.to_owned(), required, why: why.into() });
         }
     }
 
@@ -202,6 +204,8 @@ impl Together {
 
 impl Transport for Endpoint {
     /// With several transports: what all of them can do.
+    /// The limits are those of all transports together. The name is that of the one that reaches every peer so far,
+    /// where it is one.
     fn caps(&self) -> Caps {
         let one = |a: Caps, b: Caps| Caps {
             name: "fabric",
@@ -215,7 +219,14 @@ impl Transport for Endpoint {
             in_process: a.in_process && b.in_process,
         };
         let all = self.ways.iter().map(|w| w.transport.caps());
-        all.reduce(one).unwrap_or_else(|| unreachable!("an endpoint has a transport"))
+        let mut caps = all.reduce(one).unwrap_or_else(|| unreachable!("an endpoint has a transport"));
+        let mut used = self.routes.iter().flatten().filter_map(|route| route.way);
+        if let Some(first) = used.next()
+            && used.all(|way| way == first)
+        {
+            caps.name = self.ways[first].name;
+        }
+        caps
     }
 
     fn address(&self) -> Address {
@@ -395,6 +406,7 @@ mod tests {
             }
         }
         assert_eq!(here.record(Peer(1)).unwrap().to_string(), "shm");
+        assert_eq!([here.caps().name, far.caps().name], ["fabric", "tcp"]);
         let why = here.why(Peer(2)).unwrap();
         assert!(why.starts_with("tcp (not shm: peer 2: no way from here"), "{why}");
         assert_eq!(far.record(Peer(0)).unwrap().chosen.as_deref(), Some("tcp"));
@@ -451,7 +463,7 @@ mod tests {
         let [a, b, _] = hubs();
         let mut x = endpoint(&[(&a, "rdma", Policy::Require), (&b, "uring", Policy::Off)], 0);
         let mut y = endpoint(&[(&b, "uring", Policy::Prefer)], 1);
-        y.withhold("rdma", "no device");
+        y.withhold("rdma", false, "no device");
         let error = x.connect(Peer(1), &y.address()).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -94,6 +94,11 @@ impl NoRail {
         NoRail { obstacles: vec![obstacle], verdicts: Vec::new() }
     }
 
+    /// The most telling obstacle alone with its remedy, for a peer that asks.
+    pub fn in_short(&self) -> String {
+        self.obstacles.first().map_or(String::new(), |first| format!("{first}: {}", first.remedy()))
+    }
+
     /// Whether this host simply has no RDMA, as most hosts do.
     pub fn is_absence(&self) -> bool {
         self.obstacles.iter().all(Obstacle::is_absence)
@@ -104,12 +109,17 @@ impl NoRail {
 const LISTED_OBSTACLES: usize = 3;
 
 impl fmt::Display for NoRail {
-    /// One line: each obstacle with its remedy.
+    /// One line: the obstacles, and what to do about each kind.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, obstacle) in self.obstacles.iter().take(LISTED_OBSTACLES).enumerate() {
-            write!(f, "{}{obstacle}: {}", if i == 0 { "" } else { "; " }, obstacle.remedy())?;
+        let shown = &self.obstacles[..self.obstacles.len().min(LISTED_OBSTACLES)];
+        for (i, obstacle) in shown.iter().enumerate() {
+            write!(f, "{}{obstacle}", if i == 0 { "" } else { "; " })?;
+            let remedy = obstacle.remedy();
+            if shown.get(i + 1).is_none_or(|next| next.remedy() != remedy) {
+                write!(f, ": {remedy}")?;
+            }
         }
-        match self.obstacles.len().saturating_sub(LISTED_OBSTACLES) {
+        match self.obstacles.len() - shown.len() {
             0 => Ok(()),
             more => write!(f, "; and {more} more, which ringway doctor lists"),
         }
