@@ -49,7 +49,7 @@ pub struct EngineOptions {
     pub algorithm: Option<Algorithm>,
     /// Stamp messages with the call's fingerprint, so that mismatched calls are errors.
     pub check: bool,
-    /// How long to poll before sleeping.
+    /// How to pass the time before sleeping.
     pub spin: SpinPolicy,
     /// Where buffers and scratch come from.
     pub pool: Pool,

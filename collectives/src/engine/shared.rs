@@ -14,7 +14,7 @@
 use super::core::{Core, Driver};
 use super::error::CollectiveError;
 use super::run::Phase;
-use ringway_dataplane::fabric::sleep_on;
+use ringway_dataplane::fabric::{Pause, Spin, sleep_on};
 use ringway_dataplane::transport::{Cause, Peer, Waker};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -43,7 +43,7 @@ pub(super) struct Shared {
     called: AtomicBool,
     waker: Waker,
     sleep_fd: Option<OwnedFd>,
-    spin: Duration,
+    spin: Spin,
     owners: AtomicUsize,
 }
 
@@ -53,7 +53,7 @@ fn ignore_poison<T>(result: Result<T, PoisonError<T>>) -> T {
 }
 
 impl Shared {
-    pub(super) fn new(core: Core, spin: Duration) -> std::io::Result<Shared> {
+    pub(super) fn new(core: Core, spin: Spin) -> std::io::Result<Shared> {
         let sleep_fd = core.transport.sleep_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let waker = core.transport.waker();
         Ok(Shared {
@@ -193,11 +193,19 @@ impl Shared {
             if moved || done(&core) {
                 continue;
             }
-            if now.duration_since(since) < self.spin {
-                std::hint::spin_loop();
-                continue;
-            }
-            core = self.sleep(core, now);
+            core = match self.spin.pause(now.duration_since(since)) {
+                Pause::None => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                Pause::GiveWay => {
+                    // D1: who gets the core may want the lock.
+                    drop(core);
+                    std::thread::yield_now();
+                    self.lock()
+                }
+                Pause::Sleep => self.sleep(core, now),
+            };
             if core.driver != me {
                 return core;
             }

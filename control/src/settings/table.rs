@@ -340,8 +340,8 @@ pub const TABLE: &[Setting] = &[
         Kind::AutoOrNumber { min: 0, max: 1_000_000 },
         Some("auto"),
         "us",
-        "How long a waiting rank polls before it sleeps. auto is short where the ranks of a host outnumber its \
-         cores.",
+        "How long a waiting rank polls before it sleeps. auto polls a little, then gives way between polls to \
+         others that want its core: at once where the ranks of a host outnumber its cores.",
     ),
     row(
         "RINGWAY_PIN",
