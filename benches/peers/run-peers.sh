@@ -15,7 +15,8 @@
 #   run-peers.sh setup                      virtual environments and programs (idempotent)
 #   run-peers.sh list                       peers known here, and whether each is usable
 #   run-peers.sh [--ops LIST] [--sizes LIST | --min B --max B --step K] [--ranks 2,4] [--peers LIST]
-#                [--rounds N] [--first-round N] [--budget-ms MS] [--wait-quiet S] [--limit S] [--cc NAME] [--tunables STR] [--inplace] [--init-only]
+#                [--rounds N] [--first-round N] [--budget-ms MS] [--wait-quiet S] [--limit S] [--cc NAME] [--tunables STR]
+#                [--bind] [--near NS] [--inplace] [--init-only]
 #   run-peers.sh exec PEER RANKS -- ARGS..  one run of a peer's benchmark with the given arguments
 #     peers: names, or the groups shm, tcp, netns, all (default: shm,tcp). Sizes take K and M.
 #     --cc NAME: the tcp peers run in a network namespace of their own whose TCP congestion control is NAME
@@ -26,9 +27,14 @@
 #     Rounds are interleaved: every peer once, then the next round in another order.
 #     --wait-quiet S: before each run wait up to S seconds for a second in which the rest of the machine
 #     uses under 15 % of one core (others' load during the run is in the column others_pct anyway).
+#     --bind: the ranks of every peer but Gloo are bound to cores, by the peer's own means. Without it Open MPI and
+#     Intel MPI bind theirs as long as there are enough cores, and nobody else does.
+#     --near NS: make each run while a cache line passes between the first two CPUs within NS nanoseconds (handoff.c):
+#     wait up to 20 s for such a moment, and run again, up to 4 times, if it was over before the run was. On a virtual
+#     machine whose CPUs move about on the host, all peers' times depend on it.
 # Ringway itself is the peer ringway-tcp, by the program at $RINGWAY (default: target/release/ringway here).
-# Output: the CSV of bench_mpi.c on stdout; remarks start with '#'. stderr of the peers goes to $PEERS_LOG
-# (default: $PEERS_HOME/log).
+# Output: the CSV of bench_mpi.c, with the handoff in ns before and after the run, on stdout; remarks start with '#'.
+# stderr of the peers goes to $PEERS_LOG (default: $PEERS_HOME/log).
 set -u
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PEERS_HOME=${PEERS_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/peers-bench}
@@ -55,6 +61,7 @@ setup() {
 build() {
     mkdir -p "$B" "$PEERS_LOG"; cd "$HERE" || return 1
     local I L
+    gcc $CFLAGS -o "$B/handoff" handoff.c
     command -v mpicc.openmpi >/dev/null && mpicc.openmpi $CFLAGS -o "$B/openmpi4" bench_mpi.c
     command -v mpicc.mpich >/dev/null && mpicc.mpich $CFLAGS -o "$B/mpich4" bench_mpi.c
     [ -x "$(V ompi5)/bin/mpicc" ] && "$(V ompi5)/bin/mpicc" $CFLAGS -o "$B/openmpi5" bench_mpi.c
@@ -72,8 +79,8 @@ build() {
 
 # cmd PEER RANKS: sets CMD (launcher + program), IMPL, TR; returns 1 for an unknown or missing peer
 cmd() {
-    local p=$1 n=$2 ns="" i h="" O4 O5 M4 M5 IM over=()
-    CMD=(); EXTRA=(); IMPL=${p%%-*}; TR=${p#*-}
+    local p=$1 n=$2 ns="" i h="" O4 O5 M4 M5 IM over=() free=()
+    CMD=(); IMPL=${p%%-*}; TR=${p#*-}
     [ "$n" -gt "$(nproc)" ] && over=(1)
     case $p in *-netns) ns=1; for ((i = 1; i <= n; i++)); do h=$h,$NET.$i; done; h=${h#,};; esac
     # Open MPI: when oversubscribed both versions yield while idle only if told that slots are exceeded
@@ -81,6 +88,8 @@ cmd() {
     if [ -z "$ns" ]; then
         [ ${#over[@]} -gt 0 ] && { O4+=(--oversubscribe --mca mpi_yield_when_idle 1); O5+=(--map-by :OVERSUBSCRIBE --mca mpi_yield_when_idle 1); }
         M4=(mpiexec.mpich -n "$n"); M5=("$(V mpich5)/bin/mpiexec" -n "$n"); IM=("$(V impi)/bin/mpiexec" -n "$n")
+        free=("${O4[@]}")
+        [ -n "$BIND" ] && { O4+=(--bind-to core:overload-allowed); O5+=(--bind-to core:overload-allowed); M4+=(-bind-to core); M5+=(-bind-to core); }
     else
         local hub=(ip netns exec "${NS}hub")
         O4=("${hub[@]}" mpirun.openmpi -n "$n" --host "$h" --mca plm_rsh_agent "$HERE/ns-agent.sh" --mca oob_tcp_if_include $NET.0/24 --mca btl_tcp_if_include $NET.0/24)
@@ -101,7 +110,7 @@ cmd() {
     mpich5-ofi-shm)     CMD=("${M5[@]}" -genv MPIR_CVAR_CH4_NETMOD ofi "$B/mpich5");;
     impi-shm)           CMD=("${IM[@]}" -genv I_MPI_FABRICS shm "$B/impi");;
     oneccl-shm)         CMD=("$(V oneccl)/bin/mpiexec" -n "$n" -genv I_MPI_FABRICS shm "$B/oneccl");;
-    ringway-tcp)        CMD=("$HERE/bench_ringway.py" "$RINGWAY" "$n");;
+    ringway-tcp)        CMD=(env ${BIND:+RINGWAY_PIN=auto} "$HERE/bench_ringway.py" "$RINGWAY" "$n");;
     openmpi4-tcp)       CMD=("${O4[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo "$B/openmpi4");;
     openmpi5-tcp)       CMD=("${O5[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo "$B/openmpi5");;
     openmpi4-ucx-tcp)   CMD=("${O4[@]}" --mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any -x UCX_TLS=tcp,self -x UCX_NET_DEVICES=lo "$B/openmpi4");;
@@ -115,7 +124,7 @@ cmd() {
     oneccl-tcp)         CMD=("$(V oneccl)/bin/mpiexec" -n "$n" -genv I_MPI_FABRICS ofi -genv I_MPI_COLL_INTRANODE pt2pt -genv I_MPI_OFI_PROVIDER tcp -genv FI_TCP_IFACE lo "$B/oneccl");;
     gloo-tcp)           CMD=("$(V torch)/bin/python" "$HERE/bench_gloo.py" --spawn "$n");;
     gloo-cpp-tcp)       IMPL=gloo-cpp TR=tcp; CMD=(env PATH="$(V torch)/bin:$PATH" "$(V torch)/bin/python" "$HERE/bench_gloo.py" --spawn "$n" --cpp --build-dir "$PEERS_HOME/gloo-ext");;
-    gloo-native-tcp)    IMPL=gloo-native TR=tcp; CMD=("${O4[@]}" --bind-to none "$B/gloo-native");;
+    gloo-native-tcp)    IMPL=gloo-native TR=tcp; CMD=("${free[@]}" --bind-to none "$B/gloo-native");;
     openmpi4-netns)     CMD=("${O4[@]}" --mca pml ob1 --mca btl tcp,self "$B/openmpi4");;
     openmpi5-netns)     CMD=("${O5[@]}" --mca pml ob1 --mca btl tcp,self "$B/openmpi5");;
     openmpi4-ucx-netns) CMD=("${O4[@]}" --mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any -x UCX_TLS=tcp,self -x UCX_NET_DEVICES=eth0 "$B/openmpi4");;
@@ -158,12 +167,17 @@ machine_cpu() {
     elif [ -r /sys/fs/cgroup/cpu.stat ]; then awk 'NR==1{print $2}' /sys/fs/cgroup/cpu.stat
     else awk -v h="$(getconf CLK_TCK)" '/^cpu /{printf "%d", ($2+$3+$4+$7+$8)*1e6/h}' /proc/stat; fi
 }
+# ns, or 0 where it was not built or there is one CPU
+handoff() { [ -x "$B/handoff" ] && timeout 5 "$B/handoff" || echo 0; }
+is_near() { [ -z "$NEAR" ] || [ "$1" -le "$NEAR" ]; }
+wait_near() { local end=$((SECONDS + 20)); BEFORE=$(handoff); while ! is_near "$BEFORE" && [ $SECONDS -lt $end ]; do sleep 0.2; BEFORE=$(handoff); done; }
 wait_quiet() {
     local end=$((SECONDS + $1)) a b
     [ "$1" -gt 0 ] || return 0
     while [ $SECONDS -lt $end ]; do a=$(machine_cpu); sleep 1; b=$(machine_cpu); [ $((b - a)) -lt 150000 ] && return 0; done
 }
 
+BIND= NEAR=
 case ${1:-} in
 setup) setup; exit;;
 build) build; exit;;
@@ -187,6 +201,8 @@ while [ $# -gt 0 ]; do
     --limit) LIMIT=$2; shift 2;;
     --cc) TCPCC=$2; shift 2;;
     --tunables) TUN=$2; shift 2;;
+    --bind) BIND=1; shift;;
+    --near) NEAR=$2; shift 2;;
     --inplace|--init-only) MORE+=("$1"); shift;;
     --tries|--quiet-pct|--quiet-wait|--min-iters|--max-iters) MORE+=("$1" "$2"); shift 2;;
     *) sed -n '2,/^set -u/{/^set -u/!p}' "${BASH_SOURCE[0]}"; exit 2;;
@@ -204,7 +220,7 @@ esac
 [ -z "$TCPCC" ] || for s in $(ip netns list | awk '{print $1}'); do
     case $s in "$NS"lo|"$NS"hub|"$NS"[0-9]*) ip netns exec "$s" sh -c "echo $TCPCC > /proc/sys/net/ipv4/tcp_congestion_control" || exit 1;; esac
 done
-echo "impl,transport,op,ranks,bytes,iters,median_us,p99_us,algbw_GBps,busbw_GBps,min_us,lilo_us,cpu_us,round,others_pct"
+echo "impl,transport,op,ranks,bytes,iters,median_us,p99_us,algbw_GBps,busbw_GBps,min_us,lilo_us,cpu_us,round,others_pct,handoff_before_ns,handoff_after_ns"
 for ((r = FIRST; r < FIRST + ROUNDS; r++)); do
     for n in ${RANKS//,/ }; do
         for p in $(tr ' ' '\n' <<<"$list" | grep . | shuf --random-source=<(yes $r)); do
@@ -213,9 +229,14 @@ for ((r = FIRST; r < FIRST + ROUNDS; r++)); do
             [ -n "$OPS" ] && args+=(--ops "$OPS")
             wait_quiet "$QUIET"
             t0=$(date +%s.%N)
-            (cd /tmp && { [ -z "$TUN" ] || export GLIBC_TUNABLES="$TUN"; } && timeout -k 5 "$LIMIT" "${CMD[@]}" "${args[@]}" </dev/null 2>"$PEERS_LOG/$p.$n.$r.err")
-            rc=$?
-            printf '# run,%s,%s,round=%d,rc=%d,wall_s=%.2f\n' "$p" "$n" "$r" "$rc" "$(echo "$(date +%s.%N) - $t0" | bc 2>/dev/null || awk -v a="$t0" -v b="$(date +%s.%N)" 'BEGIN{print b-a}')"
+            for try in 1 2 3 4; do
+                wait_near
+                out=$(cd /tmp && { [ -z "$TUN" ] || export GLIBC_TUNABLES="$TUN"; } && timeout -k 5 "$LIMIT" "${CMD[@]}" "${args[@]}" </dev/null 2>"$PEERS_LOG/$p.$n.$r.err")
+                rc=$? after=$(handoff)
+                is_near "$after" && break
+            done
+            [ -z "$out" ] || sed "/^#/!s/\$/,$BEFORE,$after/" <<<"$out"
+            printf '# run,%s,%s,round=%d,rc=%d,tries=%d,wall_s=%.2f\n' "$p" "$n" "$r" "$rc" "$try" "$(echo "$(date +%s.%N) - $t0" | bc 2>/dev/null || awk -v a="$t0" -v b="$(date +%s.%N)" 'BEGIN{print b-a}')"
         done
     done
 done
