@@ -3,6 +3,7 @@
 //! - [`world`]: from a launch and settings to a communicator over all ranks of the job.
 //! - [`coordinator`]: the coordination service as a job's own process runs it.
 //! - [`transports`]: the data plane's transports, as the settings want them.
+//! - `rdma`: whether a rank uses RDMA, and what it says where it does not.
 //! - [`pinning`]: where a rank's threads run.
 //! - [`abort`]: losses, from the data plane to the control plane and back.
 #![forbid(unsafe_code)]
@@ -10,9 +11,11 @@
 pub mod abort;
 pub mod coordinator;
 pub mod pinning;
+mod rdma;
 pub mod transports;
 pub mod world;
 
 pub use crate::random::incarnation;
 pub use coordinator::{serve_cluster, start_coordinator};
+pub use rdma::RdmaUnusable;
 pub use world::{JoinError, World, join};

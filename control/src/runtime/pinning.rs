@@ -59,6 +59,22 @@ pub fn pin(wanted: &Pin, launch: &Launch) -> Result<(), PinningError> {
     }
 }
 
+/// The NUMA node on which this rank's threads run, where they run on one alone and the machine has several.
+pub(super) fn node(wanted: &Pin, launch: &Launch) -> Option<u32> {
+    let machine = discover().ok()?;
+    let cpus = match (wanted, launch.local_rank, launch.local_size) {
+        (Pin::Cpus(cpus), ..) => CpuSet::of(cpus.iter().copied()).ok()?,
+        (Pin::Auto, Some(rank), Some(ranks)) => {
+            let placements = place(&machine, &Request::plain(&machine, ranks)).ok()?;
+            placements.into_iter().find(|p| p.rank == rank)?.cpus
+        }
+        _ => machine.parts().allowed.clone(),
+    };
+    let nodes = &machine.parts().nodes;
+    let around = nodes.iter().find(|node| !cpus.is_empty() && cpus.inside(&node.cpus))?;
+    (nodes.len() > 1).then_some(around.index)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

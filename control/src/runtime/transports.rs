@@ -1,11 +1,15 @@
 //! The data plane's transports, as the settings want them.
 
+use super::rdma::{self, Plan, RDMA, RdmaUnusable};
+use crate::launch::Launch;
 use crate::settings::{CongestionControl, IoDriver, NameList, Settings};
 use ringway_dataplane::fabric::interface::{self, Choice, NoInterface, Picked, ReadError};
 use ringway_dataplane::fabric::{Endpoint, EndpointError, Policy};
+use ringway_dataplane::rdma::RdmaTransport;
 use ringway_dataplane::transport::Transport;
 use ringway_dataplane::uring::{Bind, Config, Congestion, DriverChoice, OpenError, TcpTransport};
 use ringway_topology::Incarnation;
+use std::time::Duration;
 
 /// Names in `RINGWAY_NET`: TCP, and its two drivers.
 const TCP: &str = "tcp";
@@ -23,8 +27,16 @@ pub enum TransportsError {
     /// TCP could not be opened.
     #[error(transparent)]
     Tcp(#[from] OpenError),
+    /// RDMA is required and cannot be used.
+    #[error(transparent)]
+    Rdma(#[from] RdmaUnusable),
     /// The settings leave nothing.
-    #[error("RINGWAY_NET leaves no transport: {0}")]
+    #[error(
+        "the settings leave no transport: name one in RINGWAY_NET, or unset it, RINGWAY_IO_DRIVER and RINGWAY_RDMA"
+    )]
+    Nothing,
+    /// Those that were opened do not go together.
+    #[error(transparent)]
     Endpoint(#[from] EndpointError),
 }
 
@@ -44,17 +56,92 @@ pub fn interfaces(settings: &Settings, all_local: bool) -> Result<Choice, Transp
     Ok(interface::choose(&interface::read()?, &settings.interfaces(all_local))?)
 }
 
-/// Opens the transports.
-pub(super) fn open(
+/// The transports, as one endpoint.
+pub(super) struct Opened {
+    pub(super) endpoint: Box<dyn Transport>,
+    /// RDMA is required and cannot be used. The rank is to fail by that once it has told its peers why.
+    pub(super) unusable: Option<RdmaUnusable>,
+}
+
+/// Opens the transports, and makes one endpoint of them.
+pub(super) fn open(me: Identity, launch: &Launch, settings: &Settings) -> Result<Opened, TransportsError> {
+    let (rdma, why_not, unusable) = match open_rdma(me, launch, settings) {
+        Ok(Ok(transport)) => (Some(transport), None, None),
+        Ok(Err(why)) => (None, Some(why), None),
+        Err(unusable) => (None, Some(unusable.in_short.clone()), Some(unusable)),
+    };
+    let has_rdma = rdma.is_some();
+    let tcp = open_tcp(me, launch, settings)?;
+    let has_tcp = tcp.is_some();
+    let mut ways = Vec::new();
+    ways.extend(rdma.map(|transport| (transport, settings.rdma_policy())));
+    ways.extend(tcp.map(|transport| (transport, Policy::Prefer)));
+    if ways.is_empty() {
+        return Err(unusable.map_or(TransportsError::Nothing, TransportsError::Rdma));
+    }
+    if prefers_tcp(&settings.net) {
+        ways.reverse();
+    }
+    let mut endpoint = Endpoint::new(ways)?;
+    if let Some(why) = why_not {
+        endpoint.withhold(RDMA, unusable.is_some(), why);
+    }
+    if !has_tcp {
+        endpoint.withhold(TCP, false, "RINGWAY_NET leaves it out: settle on one setting for all ranks");
+    }
+    if has_rdma && has_tcp && !prefers_tcp(&settings.net) {
+        endpoint.hope_for(RDMA);
+    }
+    Ok(Opened { endpoint: Box::new(endpoint), unusable })
+}
+
+/// RDMA, or why this rank goes without it.
+fn open_rdma(
     me: Identity,
-    all_local: bool,
+    launch: &Launch,
     settings: &Settings,
-) -> Result<Box<dyn Transport>, TransportsError> {
-    let driver = driver(settings);
-    let policy = if driver.is_some() { Policy::Prefer } else { Policy::Off };
+) -> Result<Result<Box<dyn Transport>, String>, RdmaUnusable> {
+    let (choice, wanted) = match rdma::plan(settings, launch)? {
+        (Plan::Open(choice), config) => (choice, config),
+        (Plan::Without(why), _) => return Ok(Err(why)),
+    };
+    let mut config = ringway_dataplane::rdma::Config::new(me.rank, me.token, me.life.0);
+    config.rdma = wanted;
+    config.connect_timeout_ms = millis(settings.connect_timeout);
+    if let Some(bytes) = settings.eager_bytes {
+        config.eager_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    }
+    match RdmaTransport::open(config, &choice) {
+        Ok(transport) => Ok(Ok(Box::new(transport))),
+        Err(error) => {
+            let why = error.to_string();
+            rdma::without(settings.rdma_policy(), why.clone(), why, false).map(Err)
+        }
+    }
+}
+
+/// TCP, unless the settings leave none of its drivers.
+fn open_tcp(
+    me: Identity,
+    launch: &Launch,
+    settings: &Settings,
+) -> Result<Option<Box<dyn Transport>>, TransportsError> {
+    let Some(driver) = driver(settings) else { return Ok(None) };
+    let all_local = launch.local_size == Some(launch.world_size);
     let picked = interfaces(settings, all_local)?.picked;
-    let tcp = TcpTransport::new(config(me, picked, driver.unwrap_or_default(), settings))?;
-    Ok(Box::new(Endpoint::new(vec![(Box::new(tcp), policy)])?))
+    Ok(Some(Box::new(TcpTransport::new(config(me, picked, driver, settings))?)))
+}
+
+/// Whether a list of transports names TCP before RDMA.
+fn prefers_tcp(net: &NameList) -> bool {
+    match net {
+        NameList::Only(names) => names.first().is_some_and(|first| *first != RDMA),
+        NameList::Auto | NameList::Except(_) => false,
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The drivers that both `RINGWAY_NET` and `RINGWAY_IO_DRIVER` leave; `None` for none.
@@ -80,7 +167,7 @@ fn config(me: Identity, picked: Vec<Picked>, driver: DriverChoice, settings: &Se
         CongestionControl::System => Congestion::System,
         CongestionControl::Named(name) => Congestion::Named(name.clone()),
     };
-    config.connect_timeout_ms = u64::try_from(settings.connect_timeout.as_millis()).unwrap_or(u64::MAX);
+    config.connect_timeout_ms = millis(settings.connect_timeout);
     if let Some(bytes) = settings.eager_bytes {
         config.eager_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     }
@@ -99,7 +186,11 @@ mod tests {
         assert_eq!(given(&[("RINGWAY_NET", "epoll")]), Some(DriverChoice::Epoll));
         assert_eq!(given(&[("RINGWAY_NET", "^epoll")]), Some(DriverChoice::Uring));
         assert_eq!(given(&[("RINGWAY_NET", "^tcp")]), None);
+        assert_eq!(given(&[("RINGWAY_NET", "rdma")]), None);
+        assert_eq!(given(&[("RINGWAY_NET", "tcp,rdma")]), Some(DriverChoice::Auto));
         assert_eq!(given(&[("RINGWAY_IO_DRIVER", "epoll")]), Some(DriverChoice::Epoll));
         assert_eq!(given(&[("RINGWAY_NET", "uring"), ("RINGWAY_IO_DRIVER", "epoll")]), None);
+        let first = |list| prefers_tcp(&Settings::from_pairs([("RINGWAY_NET", list)]).unwrap().net);
+        assert_eq!([first("auto"), first("rdma,tcp"), first("tcp,rdma")], [false, false, true]);
     }
 }

@@ -6,7 +6,7 @@
 use super::abort::Bridge;
 use super::coordinator::start_coordinator;
 use super::pinning::{PinningError, pin};
-use super::transports::{Identity, TransportsError, open};
+use super::transports::{Identity, Opened, TransportsError, open};
 use crate::launch::{Launch, RANK_JOB};
 use crate::random::{incarnation, token};
 use crate::rpc::client::{
@@ -159,9 +159,12 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
     let secret = settings.job_secret.as_ref().map_or("", |s| s.reveal());
     let life = incarnation();
     let me = Identity { rank, token: token(&launch.job_id, secret), life };
-    let all_local = launch.local_size == Some(launch.world_size);
-    let mut transport =
-        open(me, all_local, settings).map_err(|source| JoinError::Transports { rank, source })?;
+    let failed = |source| JoinError::Transports { rank, source };
+    let Opened { endpoint: mut transport, unusable } = open(me, launch, settings).map_err(failed)?;
+    if let Some(unusable) = &unusable {
+        // Said at once, in case the others never come; the rank ends by it when they have heard why.
+        tracing::error!("rank {rank}: {unusable}");
+    }
     let (server, address) = coordinator(launch, settings)?;
     let process = Process {
         task: TaskId::new(RANK_JOB, rank).map_err(|e| JoinError::Host { rank, source: e.into() })?,
@@ -183,6 +186,9 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
             hosts_coordinator: launch.coordinator.i_host,
         })
         .map_err(|source| JoinError::Group { rank, source })?;
+    if let Some(unusable) = unusable {
+        return Err(failed(TransportsError::Rdma(unusable)));
+    }
     for member in table.members.iter().filter(|m| m.rank != rank) {
         transport.connect(Peer(member.rank), &Address(member.addresses.clone())).map_err(|source| {
             JoinError::Connect { rank, peer: member.rank, host: member.process.host.to_string(), source }
