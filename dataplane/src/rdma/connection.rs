@@ -11,10 +11,10 @@
 //! - **Q3** At most [`WRITES`] writes are under way, so that small messages do not wait behind large ones for long.
 
 use super::choice::{RailPair, RdmaConfig};
-use super::completion::{Kind as Request, WrId, distance};
 use super::device::{Device, Way};
 use super::handshake::Hello;
 use super::registration::{Pinned, Registered};
+use super::request::{Kind as Request, WrId, distance};
 use super::verbs::{
     Access, PostError, QueuePair, QueuePairKind, QueuePairSpec, ReadyToReceive, ReadyToSend, ReceiveRequest,
     SendOp, SendRequest, Sge, VerbsError, WorkCompletion,

@@ -1,9 +1,9 @@
 //! An open device, as one rail of a transport: its queues, and the datagrams by which connections begin.
 
 use super::choice::{Rail, RdmaConfig};
-use super::completion::{Kind, WrId};
 use super::handshake::HELLO_BYTES;
 use super::registration::Pinned;
+use super::request::{Kind, WrId};
 use super::verbs::{
     AddressHandle, CompletionChannel, CompletionQueue, Context, Destination, DeviceLimits, GlobalRoute,
     Library, PortState, PortStatus, ProtectionDomain, QueuePair, QueuePairKind, QueuePairSpec,

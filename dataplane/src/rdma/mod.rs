@@ -4,14 +4,13 @@
 //!   sides agree on: pure. [`survey`]: what this host has, read from the kernel's files.
 //! - [`device`]: an open device, and the datagrams by which connections begin. [`handshake`]: what these say: pure.
 //! - [`connection`]: queue pairs, small messages and large writes of one peer. [`wire`]: encoding, pure.
-//! - [`registration`]: memory that the devices know. [`completion`]: what completions say, and sleeping.
+//! - [`registration`]: memory that the devices know. [`request`]: numbers of requests. [`watch`]: sleeping.
 //! - [`verbs`]: the device interface: libibverbs, found at run time, behind owners that cannot be dropped in the
 //!   wrong order. The program starts and runs on a machine that has neither the library nor a device.
 //!
 //! `unsafe` is in `verbs`, `registration`, `device` and `connection` alone.
 
 pub mod choice;
-mod completion;
 mod connection;
 mod device;
 mod farewell;
@@ -19,9 +18,11 @@ pub mod handshake;
 mod links;
 mod pulse;
 mod registration;
+mod request;
 pub mod survey;
 pub mod transport;
 pub mod verbs;
+mod watch;
 pub mod wire;
 
 #[cfg(test)]

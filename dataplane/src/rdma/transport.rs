@@ -2,13 +2,14 @@
 #![forbid(unsafe_code)]
 
 use super::choice::{Choice, RdmaOffer, agree, model::Mtu, offer::Opened};
-use super::completion::{BATCH, Bed, Kind, WrId};
 use super::connection::{Holds, Verdict};
 use super::device::Device;
 use super::handshake::Hello;
 use super::links::{Channel, Link, Stage};
 use super::registration::Registry;
+use super::request::{BATCH, Kind, WrId};
 use super::verbs::{Library, LoadError, VerbsError, WorkCompletion};
+use super::watch::Watch;
 use super::{Config, MAX_DEPTH, MAX_MESSAGE_BYTES, MAX_NOTES};
 use crate::memory::{Region, RegionId};
 use crate::transport::matching::Retired;
@@ -56,7 +57,7 @@ pub struct RdmaTransport {
     pub(super) links: Vec<Link>,
     pub(super) holds: Holds,
     pub(super) registry: Registry,
-    bed: Bed,
+    watch: Watch,
     pub(super) devices: Vec<Device>,
     by_peer: Vec<u32>,
     /// Links with something to send, or to look after.
@@ -110,7 +111,7 @@ impl RdmaTransport {
             offer,
             links: Vec::new(),
             holds: Holds::new(),
-            bed: Bed::new(&devices)?,
+            watch: Watch::new(&devices)?,
             devices,
             by_peer: Vec::new(),
             dirty: Vec::new(),
@@ -286,7 +287,7 @@ impl RdmaTransport {
     }
 
     pub(super) fn progress(&mut self) -> bool {
-        let mut moved = self.bed.rise(&self.devices);
+        let mut moved = self.watch.rise(&self.devices);
         self.polls += 1;
         if moved || self.must_look || self.polls >= LOOK_EVERY || !self.meetings.is_empty() {
             self.polls = 0;
@@ -480,11 +481,11 @@ impl Transport for RdmaTransport {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        if self.bed.waker.take() || !self.done.is_empty() {
+        if self.watch.waker.take() || !self.done.is_empty() {
             return false;
         }
         self.clock_ms();
-        if let Err(why) = self.bed.arm(&self.devices) {
+        if let Err(why) = self.watch.arm(&self.devices) {
             tracing::debug!("{why}");
             return false;
         }
@@ -495,11 +496,11 @@ impl Transport for RdmaTransport {
     }
 
     fn sleep_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.bed.fd())
+        Some(self.watch.fd())
     }
 
     fn waker(&self) -> Waker {
-        self.bed.waker.clone()
+        self.watch.waker.clone()
     }
 
     fn next_timer_ms(&self) -> Option<u64> {

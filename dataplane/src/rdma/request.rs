@@ -1,10 +1,5 @@
-//! What completions say, and sleeping until there are some.
-
-use super::device::Device;
-use super::verbs::VerbsError;
-use crate::transport::Waker;
-use rustix::event::epoll;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+//! The numbers that requests have, and that come back with their completions: pure.
+#![forbid(unsafe_code)]
 
 /// Completions taken from a device at a time.
 pub(super) const BATCH: usize = 32;
@@ -77,52 +72,6 @@ impl WrId {
 /// How many of a wrapping count of [`WrId::aux`] lie between an older and a newer number.
 pub(super) fn distance(older: u32, newer: u32) -> u32 {
     newer.wrapping_sub(older) & ((1 << AUX_BITS) - 1)
-}
-
-/// What a thread sleeps on: all devices' completions and events, and the waker.
-pub(super) struct Bed {
-    epoll: OwnedFd,
-    pub(super) waker: Waker,
-    /// Notices were asked for, and may have come.
-    armed: bool,
-}
-
-impl Bed {
-    pub(super) fn new(devices: &[Device]) -> std::io::Result<Bed> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let waker = Waker::new()?;
-        let add =
-            |fd: BorrowedFd<'_>| epoll::add(&epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
-        add(waker.fd())?;
-        for device in devices {
-            add(device.channel.fd())?;
-            add(device.context.async_fd())?;
-        }
-        Ok(Bed { epoll, waker, armed: false })
-    }
-
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-
-    /// Asks for notice of the next completions. They must be polled once more before the sleep.
-    pub(super) fn arm(&mut self, devices: &[Device]) -> Result<(), VerbsError> {
-        self.armed = true;
-        devices.iter().try_for_each(|d| d.completions.request_notify(false))
-    }
-
-    /// After a sleep: takes the notices away. `true`: there was one to ask for.
-    pub(super) fn rise(&mut self, devices: &[Device]) -> bool {
-        if !std::mem::take(&mut self.armed) {
-            return false;
-        }
-        for device in devices {
-            if let Err(why) = device.channel.drain() {
-                tracing::debug!("{why}");
-            }
-        }
-        true
-    }
 }
 
 #[cfg(test)]
