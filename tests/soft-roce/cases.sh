@@ -18,7 +18,7 @@ CASE_S=300
 # How long the survivor of a failure may take to say so.
 FAILURE_S=30
 
-ALL=(devices tests)
+ALL=(devices tests misconfigurations)
 read -ra DEVICES <<<"${SOFTROCE_DEVS:-}"
 read -ra NETDEVS <<<"${SOFTROCE_NETDEVS:-}"
 
@@ -133,6 +133,12 @@ case_tests() {
     done
     echo "$ran tests"
     [ $failed = 0 ] && [ $ran -gt 0 ]
+}
+
+# What is commonly wrong, each with its own diagnosis.
+case_misconfigurations() {
+    needs_pair || return
+    "$(dirname "$0")/misconfigurations.sh" "$PROGRAM"
 }
 
 case_all-reduce() {
