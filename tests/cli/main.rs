@@ -9,6 +9,5 @@ mod doctor;
 mod failures;
 mod forbidden;
 mod process;
-mod rdma;
 mod run;
 mod serve;

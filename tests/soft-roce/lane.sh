@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # lane.sh - builds Ringway and tests it on soft-RoCE: the verbs tests, the conformance suite, verified
-# all-reduce, and failures (cases.sh has the list).
+# all-reduce, and failures (cases.sh has the list) in one guest, then a reduction between two guests.
 #
 #   lane.sh [--here] [--case NAME]...
 #
@@ -50,7 +50,7 @@ executables=$(cargo test --workspace --locked --no-run --message-format=json |
               grep -o '"executable":"[^"]*"' | cut -d'"' -f4)
 tests=()
 while read -r binary; do
-    case $(basename "$binary") in ringway_dataplane-*|conformance_rdma-*) tests+=("$binary");; esac
+    case $(basename "$binary") in ringway_dataplane-*|verbs_*|rdma_*) tests+=("$binary");; esac
 done <<<"$executables"
 # Optimised: an emulated processor checks 64 MiB in its own time.
 program=$(cargo build --release --locked --bin ringway --message-format=json |
@@ -60,4 +60,11 @@ run=(tests/soft-roce/cases.sh ${cases[@]+"${cases[@]}"} "$program" "${tests[@]}"
 if [ -n "$here" ]; then
     exec tests/soft-roce/host.sh run -- "${run[@]}"
 fi
-exec tests/soft-roce/guest.sh run --timeout 900 --env CASES_TRANSPORT -- "${run[@]}"
+tests/soft-roce/guest.sh run --timeout 900 --env CASES_TRANSPORT -- "${run[@]}"
+
+# Two hosts, with a kernel and a device each.
+if [ ${#cases[@]} = 0 ]; then
+    echo "== two-guests"
+    RINGWAY_RDMA=require tests/soft-roce/two-guests.sh -- "$program" bench all-reduce --sizes 8,4K,1M --iters 5
+    echo "== two-guests: ok"
+fi
