@@ -3,7 +3,7 @@
 //! - [`model`]: devices, ports, GIDs, as [`survey`](crate::rdma::survey) reads them. [`config`]: what the settings want.
 //! - [`filter`]: the grammar of `RINGWAY_IB_HCA`. [`gid`]: kinds and families of GIDs, and which come first.
 //! - [`select`]: the rails of this side. [`obstacle`]: what is in the way, and what to do about it.
-//! - [`offer`]: what a side tells its peers. [`agree`]: the rails that two sides have in common.
+//! - [`offer`]: what a side tells its peers. [`agree`](mod@agree): the rails that two sides have in common.
 //!
 //! Invariants (cited by the tests):
 //! - **R1** Both sides come to mirror images of one answer from the two offers alone: as many rails, in the same order.
