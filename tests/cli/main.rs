@@ -9,5 +9,6 @@ mod doctor;
 mod failures;
 mod forbidden;
 mod process;
+mod rdma;
 mod run;
 mod serve;

@@ -19,7 +19,7 @@ CASE_S=300
 # How long the survivor of a failure may take to say so.
 FAILURE_S=30
 
-ALL=(devices tests all-reduce four-ranks kill cut port-down loss-0.1 loss-1)
+ALL=(devices tests misconfigurations all-reduce four-ranks kill cut port-down loss-0.1 loss-1)
 read -ra DEVICES <<<"${SOFTROCE_DEVS:-}"
 read -ra NETDEVS <<<"${SOFTROCE_NETDEVS:-}"
 
@@ -136,6 +136,12 @@ case_tests() {
     done
     echo "$ran tests"
     [ $failed = 0 ] && [ $ran -gt 0 ]
+}
+
+# What is commonly wrong, each with its own diagnosis.
+case_misconfigurations() {
+    needs_pair || return
+    "$(dirname "$0")/misconfigurations.sh" "$PROGRAM"
 }
 
 case_all-reduce() {

@@ -4,9 +4,10 @@ use super::rdma::{self, Plan, RDMA, RdmaUnusable};
 use crate::launch::Launch;
 use crate::settings::{CongestionControl, IoDriver, NameList, Settings};
 use ringway_dataplane::fabric::interface::{self, Choice, NoInterface, Picked, ReadError};
+use ringway_dataplane::fabric::route::{Offers, Withheld, write_offers};
 use ringway_dataplane::fabric::{Endpoint, EndpointError, Policy};
 use ringway_dataplane::rdma::RdmaTransport;
-use ringway_dataplane::transport::Transport;
+use ringway_dataplane::transport::{Address, Transport};
 use ringway_dataplane::uring::{Bind, Config, Congestion, DriverChoice, OpenError, TcpTransport};
 use ringway_topology::Incarnation;
 use std::time::Duration;
@@ -56,19 +57,33 @@ pub fn interfaces(settings: &Settings, all_local: bool) -> Result<Choice, Transp
     Ok(interface::choose(&interface::read()?, &settings.interfaces(all_local))?)
 }
 
-/// The transports, as one endpoint.
-pub(super) struct Opened {
-    pub(super) endpoint: Box<dyn Transport>,
-    /// RDMA is required and cannot be used. The rank is to fail by that once it has told its peers why.
-    pub(super) unusable: Option<RdmaUnusable>,
+/// What this rank has to move data with.
+pub(super) enum Opened {
+    /// Its transports, as one endpoint.
+    Endpoint(Box<dyn Transport>),
+    /// RDMA is required and cannot be used. The rank fails by that once it has told its peers why, by this address.
+    Unusable(RdmaUnusable, Address),
+}
+
+impl Opened {
+    /// What the others learn.
+    pub(super) fn address(&self) -> Address {
+        match self {
+            Opened::Endpoint(endpoint) => endpoint.address(),
+            Opened::Unusable(_, address) => address.clone(),
+        }
+    }
 }
 
 /// Opens the transports, and makes one endpoint of them.
 pub(super) fn open(me: Identity, launch: &Launch, settings: &Settings) -> Result<Opened, TransportsError> {
-    let (rdma, why_not, unusable) = match open_rdma(me, launch, settings) {
-        Ok(Ok(transport)) => (Some(transport), None, None),
-        Ok(Err(why)) => (None, Some(why), None),
-        Err(unusable) => (None, Some(unusable.in_short.clone()), Some(unusable)),
+    let (rdma, without) = match open_rdma(me, launch, settings) {
+        Ok(Ok(transport)) => (Some(transport), None),
+        Ok(Err(why)) => (None, Some(why)),
+        Err(unusable) => {
+            let address = apology(&unusable);
+            return Ok(Opened::Unusable(unusable, address));
+        }
     };
     let has_rdma = rdma.is_some();
     let tcp = open_tcp(me, launch, settings)?;
@@ -77,22 +92,34 @@ pub(super) fn open(me: Identity, launch: &Launch, settings: &Settings) -> Result
     ways.extend(rdma.map(|transport| (transport, settings.rdma_policy())));
     ways.extend(tcp.map(|transport| (transport, Policy::Prefer)));
     if ways.is_empty() {
-        return Err(unusable.map_or(TransportsError::Nothing, TransportsError::Rdma));
+        return Err(TransportsError::Nothing);
     }
     if prefers_tcp(&settings.net) {
         ways.reverse();
     }
     let mut endpoint = Endpoint::new(ways)?;
-    if let Some(why) = why_not {
-        endpoint.withhold(RDMA, unusable.is_some(), why);
+    if let Some(why) = without {
+        endpoint.withhold(RDMA, why);
     }
     if !has_tcp {
-        endpoint.withhold(TCP, false, "RINGWAY_NET leaves it out: settle on one setting for all ranks");
+        endpoint.withhold(TCP, "RINGWAY_NET leaves it out: settle on one setting for all ranks");
     }
     if has_rdma && has_tcp && !prefers_tcp(&settings.net) {
         endpoint.hope_for(RDMA);
     }
-    Ok(Opened { endpoint: Box::new(endpoint), unusable })
+    Ok(Opened::Endpoint(Box::new(endpoint)))
+}
+
+/// The address of a rank that offers nothing, and why.
+fn apology(unusable: &RdmaUnusable) -> Address {
+    let withheld = |name: &str, why: &str| Withheld { name: name.to_owned(), why: why.to_owned() };
+    write_offers(&Offers {
+        offered: Vec::new(),
+        withheld: vec![
+            withheld(RDMA, &unusable.in_short),
+            withheld(TCP, &format!("RDMA is required there, and cannot be used: {}", unusable.in_short)),
+        ],
+    })
 }
 
 /// RDMA, or why this rank goes without it.
@@ -177,6 +204,15 @@ fn config(me: Identity, picked: Vec<Picked>, driver: DriverChoice, settings: &Se
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringway_dataplane::fabric::route::read_offers;
+
+    #[test]
+    fn a_rank_that_cannot_do_what_it_requires_tells_its_peers() {
+        let unusable = RdmaUnusable { why: String::new(), in_short: "port rxe0:1 is down".to_owned() };
+        let said = read_offers(&apology(&unusable)).unwrap();
+        assert!(said.offered.is_empty());
+        assert!(said.withheld.iter().all(|w| w.why.ends_with("port rxe0:1 is down")), "{said:?}");
+    }
 
     #[test]
     fn net_and_driver_settings_are_kept_together() {

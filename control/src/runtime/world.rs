@@ -160,8 +160,8 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
     let life = incarnation();
     let me = Identity { rank, token: token(&launch.job_id, secret), life };
     let failed = |source| JoinError::Transports { rank, source };
-    let Opened { endpoint: mut transport, unusable } = open(me, launch, settings).map_err(failed)?;
-    if let Some(unusable) = &unusable {
+    let opened = open(me, launch, settings).map_err(failed)?;
+    if let Opened::Unusable(unusable, _) = &opened {
         // Said at once, in case the others never come; the rank ends by it when they have heard why.
         tracing::error!("rank {rank}: {unusable}");
     }
@@ -181,14 +181,15 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
             group: launch.job_id.clone(),
             rank: Some(rank),
             size: launch.world_size,
-            addresses: transport.address().0,
+            addresses: opened.address().0,
             timeout: settings.join_timeout,
             hosts_coordinator: launch.coordinator.i_host,
         })
         .map_err(|source| JoinError::Group { rank, source })?;
-    if let Some(unusable) = unusable {
-        return Err(failed(TransportsError::Rdma(unusable)));
-    }
+    let mut transport = match opened {
+        Opened::Endpoint(endpoint) => endpoint,
+        Opened::Unusable(unusable, _) => return Err(failed(unusable.into())),
+    };
     for member in table.members.iter().filter(|m| m.rank != rank) {
         transport.connect(Peer(member.rank), &Address(member.addresses.clone())).map_err(|source| {
             JoinError::Connect { rank, peer: member.rank, host: member.process.host.to_string(), source }

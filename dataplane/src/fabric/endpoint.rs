@@ -98,7 +98,7 @@ impl Endpoint {
             match policy {
                 Policy::Off => {
                     let why = "it is switched off".to_owned();
-                    withheld.push(Withheld { name: speaks.to_owned(), required: false, why });
+                    withheld.push(Withheld { name: speaks.to_owned(), why });
                 }
                 Policy::Require | Policy::Prefer => {
                     ways.push(Way { transport, name, speaks, required: policy == Policy::Require });
@@ -114,11 +114,10 @@ impl Endpoint {
     }
 
     /// Says why a transport is not among those of this endpoint, to peers that want it: before they are introduced.
-    /// One that is `required` all the same keeps every peer away. Once there are as many as an address holds, more are
-    /// not said.
-    pub fn withhold(&mut self, speaks: &'static str, required: bool, why: impl Into<String>) {
+    /// Once there are as many as an address holds, more are not said.
+    pub fn withhold(&mut self, speaks: &'static str, why: impl Into<String>) {
         if self.withheld.len() < MAX_OFFERS {
-            self.withheld.push(Withheld { name: speaks.to_owned(), required, why: why.into() });
+            self.withheld.push(Withheld { name: speaks.to_owned(), why: why.into() });
         }
     }
 
@@ -463,7 +462,7 @@ mod tests {
         let [a, b, _] = hubs();
         let mut x = endpoint(&[(&a, "rdma", Policy::Require), (&b, "uring", Policy::Off)], 0);
         let mut y = endpoint(&[(&b, "uring", Policy::Prefer)], 1);
-        y.withhold("rdma", false, "no device");
+        y.withhold("rdma", "no device");
         let error = x.connect(Peer(1), &y.address()).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -7,7 +7,7 @@
 //! Wire form of an address: the bytes `RWE2`, the number of offers (1 byte), and for each: policy (1 byte: 0 prefer,
 //! 1 require), length of the name (1 byte), name, length of the transport's address (2 bytes, little endian), address.
 //! Offers stand in the order of preference. Then the number of transports that are withheld (1 byte), and for each:
-//! policy (as above), length of the name (1 byte), name, length of the reason (1 byte), reason.
+//! length of the name (1 byte), name, length of the reason (1 byte), reason.
 
 use crate::fabric::why::Record;
 use crate::transport::Address;
@@ -52,8 +52,6 @@ pub struct Offer {
 pub struct Withheld {
     /// The transport's name.
     pub name: String,
-    /// Whether this side requires it all the same, and so is of no use to anybody.
-    pub required: bool,
     /// Why it is not offered, for a peer that wanted it.
     pub why: String,
 }
@@ -72,11 +70,8 @@ impl Offers {
         self.withheld.iter().find(|withheld| withheld.name == name).map(|withheld| withheld.why.as_str())
     }
 
-    /// What is required, and why that cannot be had where it cannot.
-    fn requires(&self) -> Option<(&str, Option<&str>)> {
-        let offered = self.offered.iter().find(|offer| offer.required).map(|o| (o.name.as_str(), None));
-        let withheld = self.withheld.iter().find(|withheld| withheld.required);
-        offered.or(withheld.map(|w| (w.name.as_str(), Some(w.why.as_str()))))
+    fn requires(&self) -> Option<&str> {
+        self.offered.iter().find(|offer| offer.required).map(|offer| offer.name.as_str())
     }
 }
 
@@ -99,10 +94,10 @@ pub fn write_offers(offers: &Offers) -> Address {
         bytes.extend(address);
     }
     bytes.push(withheld.len() as u8);
-    for Withheld { name, required, why } in withheld {
+    for Withheld { name, why } in withheld {
         assert!(name.len() <= MAX_NAME_BYTES, "a name is too long");
         let why = shortened(why);
-        bytes.extend([u8::from(*required), name.len() as u8]);
+        bytes.push(name.len() as u8);
         bytes.extend(name.as_bytes());
         bytes.push(why.len() as u8);
         bytes.extend(why.as_bytes());
@@ -141,9 +136,9 @@ pub fn read_offers(address: &Address) -> Result<Offers, &'static str> {
         offers.offered.push(Offer { name, required, address: Address(rest.take(len)?.to_vec()) });
     }
     for _ in 0..rest.count()? {
-        let (required, name) = (rest.required()?, rest.name()?);
+        let name = rest.name()?;
         let len = usize::from(rest.byte()?);
-        offers.withheld.push(Withheld { name, required, why: rest.text(len)? });
+        offers.withheld.push(Withheld { name, why: rest.text(len)? });
     }
     if rest.0.is_empty() { Ok(offers) } else { Err("bytes follow its end") }
 }
@@ -208,10 +203,9 @@ pub fn order(mine: &Offers, theirs: &Offers, record: &mut Record) -> Vec<(usize,
             None => record.reject(&offer.name, "this side does not offer it"),
         }
     }
-    let because = |why: Option<&str>| why.map_or(String::new(), |why| format!(", and cannot use it: {why}"));
     let required = match (mine.requires(), theirs.requires()) {
-        (Some((name, why)), _) => Some(format!("this side requires {name}{}", because(why))),
-        (None, Some((name, why))) => Some(format!("the peer requires {name}{}", because(why))),
+        (Some(name), _) => Some(format!("this side requires {name}")),
+        (None, Some(name)) => Some(format!("the peer requires {name}")),
         (None, None) => None,
     };
     if let Some(why) = required {
@@ -241,7 +235,7 @@ mod tests {
     }
 
     fn withheld(name: &str, why: &str) -> Withheld {
-        Withheld { name: name.to_owned(), required: false, why: why.to_owned() }
+        Withheld { name: name.to_owned(), why: why.to_owned() }
     }
 
     fn tried(mine: &[&str], theirs: &[&str]) -> (Vec<String>, Record) {
@@ -300,12 +294,6 @@ mod tests {
             said(&has_not, &needs),
             "no transport (not rdma: RINGWAY_RDMA=off; not tcp: the peer requires rdma)"
         );
-        let mut broken = offers(&["tcp"]);
-        broken.withheld.push(Withheld { required: true, ..withheld("rdma", "no device") });
-        assert_eq!(
-            said(&has_not, &broken),
-            "no transport (not tcp: the peer requires rdma, and cannot use it: no device)"
-        );
     }
 
     #[test]
@@ -313,7 +301,6 @@ mod tests {
         // P3
         let mut all = offers(&["shm", "rdma!", "uring"]);
         all.withheld.push(withheld("nccl", "no GPU here"));
-        all.withheld.push(Withheld { required: true, ..withheld("rdma", "no device") });
         let address = write_offers(&all);
         assert_eq!(read_offers(&address), Ok(all));
         assert_eq!(read_offers(&write_offers(&Offers::default())), Ok(Offers::default()));
