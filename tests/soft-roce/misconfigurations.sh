@@ -165,7 +165,7 @@ check "required on both, unusable on one" "bench: rank 1: no way to move data: R
     "rank 0 has no way to rank 1" "it says: port ${DEVICES[1]}:1 has no partition key" -- two A= RINGWAY_IB_PKEY=5
 check "preferred here, off there" "WARN" "by uring (not rdma: the peer does not offer it, it says: RINGWAY_RDMA=off" -- \
     two RINGWAY_RDMA=prefer RINGWAY_RDMA=off
-check "preferred and unusable" "RDMA is not used, TCP is: " "#wrong" -- \
+check "preferred and unusable" "RDMA is not used, TCP is: " "by uring (not rdma: port ${DEVICES[0]}:1 has no GID" -- \
     two "RINGWAY_RDMA=prefer RINGWAY_IB_GID_INDEX=7" RINGWAY_RDMA=prefer
 check "MTUs that differ" "by rdma" "MTU 1024" "give both interfaces one MTU" -- small_mtu
 large_mtu

@@ -27,8 +27,17 @@ pub struct RdmaUnusable {
 pub(super) enum Plan {
     /// These rails are to be opened.
     Open(Choice),
-    /// It goes without, for this reason.
-    Without(String),
+    /// It goes without.
+    Without(Lack),
+}
+
+/// Why a rank goes without RDMA.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Lack {
+    /// What peers that want it hear.
+    pub(super) why: String,
+    /// Whether something is in the way that somebody might mend: not where RDMA is off, or plainly not there.
+    pub(super) missed: bool,
 }
 
 /// Looks at this host, as far as the settings want RDMA, and chooses.
@@ -39,7 +48,7 @@ pub(super) fn plan(settings: &Settings, launch: &Launch) -> Result<(Plan, RdmaCo
     let mut config = settings.rdma_config.clone();
     let policy = settings.rdma_policy();
     if policy == Policy::Off {
-        return Ok((Plan::Without(switched_off(settings)), config));
+        return Ok((Plan::Without(Lack { why: switched_off(settings), missed: false }), config));
     }
     let found = survey::this_host();
     if let Ok(survey) = &found
@@ -75,7 +84,7 @@ fn decide(
     without(policy, why, in_short, absent).map(Plan::Without)
 }
 
-/// Goes without RDMA for this reason, which is no news where it is plainly `absent`. Returns what peers hear.
+/// Goes without RDMA for this reason, which is no news where it is plainly `absent`.
 ///
 /// # Errors
 /// [`RdmaUnusable`] when it is required.
@@ -84,7 +93,7 @@ pub(super) fn without(
     why: String,
     in_short: String,
     absent: bool,
-) -> Result<String, RdmaUnusable> {
+) -> Result<Lack, RdmaUnusable> {
     if policy == Policy::Require {
         return Err(RdmaUnusable { why, in_short });
     }
@@ -93,7 +102,7 @@ pub(super) fn without(
     } else {
         tracing::warn!("RDMA is not used, TCP is: {why} (RINGWAY_RDMA=off says that it is meant so)");
     }
-    Ok(in_short)
+    Ok(Lack { why: in_short, missed: !absent })
 }
 
 #[cfg(test)]
@@ -118,7 +127,11 @@ mod tests {
     fn what_cannot_be_used_is_an_error_only_where_it_is_required() {
         let config = RdmaConfig::default();
         let plan = decide(Policy::Prefer, Ok(in_a_container()), &config).unwrap();
-        assert!(matches!(plan, Plan::Without(why) if why.contains("/dev/infiniband is not there")));
+        assert!(
+            matches!(plan, Plan::Without(lack) if lack.missed && lack.why.contains("/dev/infiniband is not"))
+        );
+        let plan = decide(Policy::Prefer, Ok(Survey::default()), &config).unwrap();
+        assert!(matches!(plan, Plan::Without(lack) if !lack.missed));
         let error = decide(Policy::Require, Ok(in_a_container()), &config).unwrap_err().to_string();
         assert!(
             error.contains("RINGWAY_RDMA=require") && error.contains("--device=/dev/infiniband"),

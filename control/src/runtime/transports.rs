@@ -1,6 +1,6 @@
 //! The data plane's transports, as the settings want them.
 
-use super::rdma::{self, Plan, RDMA, RdmaUnusable};
+use super::rdma::{self, Lack, Plan, RDMA, RdmaUnusable};
 use crate::launch::Launch;
 use crate::settings::{CongestionControl, IoDriver, NameList, Settings};
 use ringway_dataplane::fabric::interface::{self, Choice, NoInterface, Picked, ReadError};
@@ -79,7 +79,7 @@ impl Opened {
 pub(super) fn open(me: Identity, launch: &Launch, settings: &Settings) -> Result<Opened, TransportsError> {
     let (rdma, without) = match open_rdma(me, launch, settings) {
         Ok(Ok(transport)) => (Some(transport), None),
-        Ok(Err(why)) => (None, Some(why)),
+        Ok(Err(lack)) => (None, Some(lack)),
         Err(unusable) => {
             let address = apology(&unusable);
             return Ok(Opened::Unusable(unusable, address));
@@ -98,8 +98,10 @@ pub(super) fn open(me: Identity, launch: &Launch, settings: &Settings) -> Result
         ways.reverse();
     }
     let mut endpoint = Endpoint::new(ways)?;
-    if let Some(why) = without {
-        endpoint.withhold(RDMA, why);
+    match without {
+        Some(Lack { why, missed: true }) => endpoint.miss(RDMA, why),
+        Some(Lack { why, missed: false }) => endpoint.withhold(RDMA, why),
+        None => {}
     }
     if !has_tcp {
         endpoint.withhold(TCP, "RINGWAY_NET leaves it out: settle on one setting for all ranks");
@@ -127,10 +129,10 @@ fn open_rdma(
     me: Identity,
     launch: &Launch,
     settings: &Settings,
-) -> Result<Result<Box<dyn Transport>, String>, RdmaUnusable> {
+) -> Result<Result<Box<dyn Transport>, Lack>, RdmaUnusable> {
     let (choice, wanted) = match rdma::plan(settings, launch)? {
         (Plan::Open(choice), config) => (choice, config),
-        (Plan::Without(why), _) => return Ok(Err(why)),
+        (Plan::Without(lack), _) => return Ok(Err(lack)),
     };
     let mut config = ringway_dataplane::rdma::Config::new(me.rank, me.token, me.life.0);
     config.rdma = wanted;

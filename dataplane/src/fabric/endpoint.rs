@@ -77,6 +77,8 @@ struct Way {
 pub struct Endpoint {
     ways: Vec<Way>,
     withheld: Vec<Withheld>,
+    /// Names of withheld transports that every record mentions.
+    missed: Vec<&'static str>,
     /// A transport whose absence is worth a warning, until one was given.
     hoped_for: Option<&'static str>,
     routes: Vec<Option<Route>>,
@@ -110,7 +112,7 @@ impl Endpoint {
             return Err(EndpointError::NoTransport { off: off.join(", ") });
         }
         let together = if ways.len() > 1 { Some(Together::of(&ways)?) } else { None };
-        Ok(Endpoint { ways, withheld, hoped_for: None, routes: Vec::new(), together })
+        Ok(Endpoint { ways, withheld, missed: Vec::new(), hoped_for: None, routes: Vec::new(), together })
     }
 
     /// Says why a transport is not among those of this endpoint, to peers that want it: before they are introduced.
@@ -119,6 +121,12 @@ impl Endpoint {
         if self.withheld.len() < MAX_OFFERS {
             self.withheld.push(Withheld { name: speaks.to_owned(), why: why.into() });
         }
+    }
+
+    /// As [`withhold`](Self::withhold), for a transport that was wanted: the record of every peer says why it is not used.
+    pub fn miss(&mut self, speaks: &'static str, why: impl Into<String>) {
+        self.withhold(speaks, why);
+        self.missed.push(speaks);
     }
 
     /// Asks for one warning when a peer is reached by another transport than this one, which the endpoint has.
@@ -152,6 +160,12 @@ impl Endpoint {
     /// Tries what both offer; the record says how it went.
     fn try_ways(&mut self, peer: Peer, theirs: &Offers) -> (Option<usize>, Record) {
         let mut record = Record::default();
+        for missed in self.withheld.iter().filter(|w| self.missed.iter().any(|missed| *missed == w.name)) {
+            // Where the peer offers it, the order says so below.
+            if theirs.offered.iter().all(|offer| offer.name != missed.name) {
+                record.reject(&missed.name, &missed.why);
+            }
+        }
         for (mine, their) in order(&self.offers(), theirs, &mut record) {
             let way = &mut self.ways[mine];
             match way.transport.connect(peer, &theirs.offered[their].address) {
@@ -455,6 +469,24 @@ mod tests {
             assert_eq!(waiter.wait(&mut x, &mut events, deadline), WaitOutcome::Woken);
         });
         assert_eq!(events.len(), 1);
+    }
+
+    #[test]
+    fn what_was_wanted_and_is_missing_is_in_every_record() {
+        let [a, b, _] = hubs();
+        let mut x = endpoint(&[(&a, "tcp", Policy::Prefer)], 0);
+        x.miss("rdma", "port rxe0:1 is down");
+        x.withhold("shm", "it is switched off");
+        let without = endpoint(&[(&a, "tcp", Policy::Prefer)], 1);
+        let with = endpoint(&[(&a, "tcp", Policy::Prefer), (&b, "rdma", Policy::Prefer)], 2);
+        for (peer, other) in [(1, &without), (2, &with)] {
+            x.connect(Peer(peer), &other.address()).unwrap();
+            assert_eq!(
+                x.record(Peer(peer)).unwrap().to_string(),
+                "tcp (not rdma: port rxe0:1 is down)",
+                "said once, whether the peer offers it or not"
+            );
+        }
     }
 
     #[test]
