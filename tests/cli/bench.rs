@@ -121,7 +121,7 @@ fn messages_between_two_ranks_are_verified_both_ways() {
             assert!(["uring", "epoll"].contains(&words[14]), "{row}");
         }
     }
-    let end = bench(&["p2p", "--sizes", "8", "--only", "latency", "--json"]);
+    let end = bench(&["p2p", "--sizes", "8", "--only", "latency", "--events", "--json"]);
     let whole: serde_json::Value = serde_json::from_str(&end.stdout.join("\n")).unwrap();
     let row = &whole["rows"][0];
     assert!(row["latency"]["typical_us"].as_f64().unwrap() > 0.0 && row["bandwidth"].is_null(), "{whole}");

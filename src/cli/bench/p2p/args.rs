@@ -49,7 +49,8 @@ to the receiver's word that it has the last, over both directions with --bidirec
 64 MiB of messages, --window of them are under way at once, or as many as the transport
 takes. #wrong must be 0.
 
-Both ranks poll for a while before they sleep (RINGWAY_SPIN_US).
+Both ranks poll while they wait, as perftest does; with --events they sleep after a short
+while (RINGWAY_SPIN_US), as ranks do everywhere else.
 
 Exit codes: 0; 1 when a call failed or a byte was wrong; 2 and 125 when the flags do not fit.")]
 pub(crate) struct P2pArgs {
@@ -64,6 +65,9 @@ pub(crate) struct P2pArgs {
     /// Messages under way at once, per direction, while bandwidth is measured
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=128))]
     pub(super) window: u64,
+    /// Sleep while there is nothing to do, instead of polling
+    #[arg(long)]
+    pub(super) events: bool,
     /// Measure bandwidth in both directions at once
     #[arg(long)]
     pub(super) bidirectional: bool,

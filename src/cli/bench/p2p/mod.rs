@@ -21,6 +21,9 @@ use table::{Bandwidth, Latency, Printer, Row};
 
 /// Messages have two ends.
 const RANKS: u32 = 2;
+/// How long a rank polls before it sleeps, where it is to poll: longer than anything here takes, but no tighter a loop
+/// than need be when the other rank has died.
+const POLL: Duration = Duration::from_secs(10);
 /// The most round trips, and the most messages one way, when they are chosen by time.
 const MOST_ROUND_TRIPS: u64 = 5000;
 const MOST_MESSAGES: u64 = 100_000;
@@ -45,6 +48,9 @@ pub(super) fn run(args: &P2pArgs) -> Result<ExitCode, BenchError> {
     if args.op == Op::Write {
         // Then no message travels before the receiver has said where it goes.
         settings.eager_bytes = Some(0);
+    }
+    if !args.events && settings.spin.is_none() {
+        settings.spin = Some(POLL);
     }
     let comm = Communicator::join(&launch, &settings)?;
     Ok(ended(&comm, sweep(&comm, args)))
