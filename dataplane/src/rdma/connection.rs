@@ -1,51 +1,34 @@
-//! One connection: queue pairs, the ring of small messages, and writes of large ones.
+//! One connection: rails, the ring of small messages, and writes of large ones.
 //!
-//! Small messages are sent into receives that the peer has posted, and large ones written into the place of their
-//! receive, the last write with the place's number.
+//! Small messages go over one rail, the control rail, into receives that the peer has posted. Large ones are written
+//! into the place of their receive: over the control rail the last write tells the place's number; where there are
+//! several rails, each takes some of the writes, and a message tells of the end when all are done.
 //!
 //! Invariants (cited by the tests):
-//! - **Q1** A message or numbered write is posted only for a receive that the peer has told of, so that it never finds
+//! - **Q1** A message or telling write is posted only for a receive that the peer has told of, so that it never finds
 //!   none. One receive is kept back for telling of receives, so that both sides can always tell.
-//! - **Q2** A send slot is written only when its last message is done, a receive slot read only between its completion
-//!   and its next posting.
-//! - **Q3** At most [`WRITES`] writes are under way, so that small messages do not wait behind large ones for long.
+//! - **Q2** A send slot is written only when its last message is done.
+//! - **Q3** At most [`WRITES`](super::rail::WRITES) writes are under way on a rail, so that small messages do not wait
+//!   behind large ones for long.
 
-use super::choice::{RailPair, RdmaConfig};
-use super::device::{Device, Way};
+use super::choice::{MAX_RAILS, RailPair, RdmaConfig};
+use super::device::Device;
+use super::failover::Failover;
 use super::handshake::Hello;
+use super::rail::{RECEIVES, Rail, SENDS, Write};
 use super::registration::{Pinned, Registered};
 use super::request::{Kind as Request, WrId, distance};
-use super::verbs::{
-    Access, PostError, QueuePair, QueuePairKind, QueuePairSpec, ReadyToReceive, ReadyToSend, ReceiveRequest,
-    SendOp, SendRequest, Sge, VerbsError, WorkCompletion,
-};
+use super::verbs::{Sge, VerbsError, WorkCompletion};
 use super::wire::{self, OVERHEAD_BYTES};
 use crate::transport::matching::{FRAME_BYTES, Frame, Kind, Matcher, Payload, Place, Retired, SlotId};
 use crate::transport::{Cause, CauseKind, Event, Note, OpId, Peer};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Receives that are posted for one peer.
-pub(super) const RECEIVES: u32 = 64;
-/// Messages to one peer that may be under way.
-const SENDS: u32 = 64;
-/// Writes to one peer that may be under way.
-pub(super) const WRITES: usize = 8;
 /// Every so many messages, one asks for a completion, which stands for all before it.
 const SIGNAL_EVERY: u32 = 16;
-/// Requests of the send queue: messages, writes (one more than the limit can slip in), a pulse.
-const REQUESTS: u32 = SENDS + WRITES as u32 + 1 + 1;
-/// Messages up to this many bytes travel in the request itself, where the device can.
-const INLINE_BYTES: u32 = 256;
-/// Code of the pause after a message found no receive, which does not happen (Q1): 0.64 ms.
-const MIN_RNR_TIMER: u8 = 12;
-/// How often it is sent again then.
-const RNR_RETRY: u8 = 3;
-/// Most tries after the first: soft-RoCE takes the 7 that InfiniBand allows for "for ever", and a dead peer would never
-/// be noticed.
-const MAX_RETRY_COUNT: u8 = 6;
-/// Completion entries that one connection may fill.
-pub(super) const ENTRIES: u32 = RECEIVES + REQUESTS;
+/// Bytes of a write, where several rails share a message.
+const STRIPE_BYTES: u64 = 256 << 10;
 
 /// What operations hold.
 pub(super) type Holds = HashMap<OpId, Arc<Registered>>;
@@ -60,14 +43,13 @@ pub(super) enum Verdict {
     Lost(Cause),
 }
 
-/// One end of a rail.
-struct End {
-    device: usize,
-    pair: QueuePair,
-    psn: u32,
-    max_write_bytes: u64,
-    /// Payload under way, oldest first.
-    writes: VecDeque<(SlotId, usize)>,
+/// What was posted under a number of the control rail.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Posted {
+    /// A message of so many bytes, in the number's slot.
+    Message(u32),
+    /// A telling write.
+    Write(Write),
 }
 
 /// A connection, from before its peer is known.
@@ -75,85 +57,90 @@ pub(super) struct Connection {
     link: u32,
     generation: u16,
     // Before the ring: a queue pair's drop ends what it does with the ring's memory.
-    ends: Vec<End>,
+    pub(super) rails: Vec<Rail>,
+    /// Index of the rail that messages go over.
+    pub(super) control: usize,
     ring: Pinned,
     slot_bytes: usize,
     /// Payload bytes of a message.
     payload_bytes: usize,
+    /// What was posted, by number modulo [`SENDS`].
+    pub(super) log: Vec<Posted>,
     /// Number of the next message, and of the oldest that is not known to be done.
-    next: u32,
-    done: u32,
+    pub(super) next: u32,
+    pub(super) done: u32,
+    /// Messages and telling writes that came in.
+    pub(super) taken: u32,
     /// Receives of the peer that are left (Q1).
-    budget: u32,
-    their_receives: u32,
+    pub(super) budget: u32,
+    pub(super) their_receives: u32,
     /// Receives posted again and not told of.
-    owed: u32,
-    again: Vec<u32>,
-    pulsing: bool,
+    pub(super) owed: u32,
+    /// Writes to do again, over other rails.
+    pub(super) redo: VecDeque<Write>,
+    /// What is to be said of rails.
+    pub(super) about_rails: VecDeque<Frame>,
+    pub(super) failover: Option<Failover>,
     /// Number of the goodbye.
     goodbye: Option<u32>,
-    frames: u64,
-    /// Payload bytes written straight from and into place, and copied through the ring.
-    pub(super) placed_bytes: u64,
+    /// Payload bytes that were copied through the ring.
     pub(super) copied_bytes: u64,
 }
 
-fn broken(call: &PostError, device: &str) -> Cause {
-    Cause::new(CauseKind::Reset, format!("{call} (on {device})"))
-}
-
 impl Connection {
-    /// Makes the queue pairs of these rails, and posts the receives of the first.
+    /// Makes the queue pairs of these rails, and posts their receives.
     pub(super) fn new(
         (link, generation): (u32, u16),
         pairs: &[RailPair],
         devices: &mut [Device],
-        config: &RdmaConfig,
         payload_bytes: usize,
         psn: u32,
     ) -> Result<Connection, VerbsError> {
         let slot_bytes = (OVERHEAD_BYTES + payload_bytes.max(wire::PLACE_BYTES)).next_multiple_of(64);
-        let mut ends = Vec::with_capacity(pairs.len());
+        let mut rails: Vec<Rail> = Vec::with_capacity(pairs.len());
         for pair in pairs {
-            ends.push(End::new(pair.mine, devices, config, psn)?);
+            let id = |aux| WrId { kind: Request::Receive, generation, link, aux }.pack();
+            match Rail::new(pair.mine, devices, slot_bytes, psn, id) {
+                Ok(rail) => rails.push(rail),
+                Err(why) => {
+                    rails.iter().for_each(|r| devices[r.device].unreserve(super::rail::ENTRIES));
+                    return Err(why);
+                }
+            }
         }
-        let first = ends.first().map_or(0, |e| e.device);
-        let ring = Pinned::new(&devices[first].domain, (RECEIVES + SENDS) as usize * slot_bytes)?;
-        let mut connection = Connection {
+        let domains: Vec<_> = rails.iter().map(|r| Arc::clone(&devices[r.device].domain)).collect();
+        // One more, for messages about rails.
+        let ring = Pinned::new(&domains, (SENDS as usize + 1) * slot_bytes)?;
+        Ok(Connection {
             link,
             generation,
-            ends,
+            rails,
+            control: 0,
             ring,
             slot_bytes,
             payload_bytes,
+            log: vec![Posted::Message(0); SENDS as usize],
             next: 0,
             done: 0,
+            taken: 0,
             budget: 0,
             their_receives: 0,
             owed: 0,
-            again: (0..RECEIVES).collect(),
-            pulsing: false,
+            redo: VecDeque::new(),
+            about_rails: VecDeque::new(),
+            failover: None,
             goodbye: None,
-            frames: 0,
-            placed_bytes: 0,
             copied_bytes: 0,
-        };
-        connection.post_receives().map_err(|e| VerbsError::Call {
-            call: e.call,
-            device: devices[first].rail.device.clone(),
-            errno: e.errno,
-        })?;
-        connection.owed = 0;
-        Ok(connection)
+        })
     }
 
     /// What is to be told of the queue pairs.
     pub(super) fn introduce(&self, hello: &mut Hello) {
         hello.receives = RECEIVES as u16;
         hello.payload_bytes = self.payload_bytes as u32;
-        hello.rails = self.ends.len() as u8;
-        for (into, end) in hello.ends.iter_mut().zip(&self.ends) {
-            *into = (end.pair.number(), end.psn);
+        hello.rails = self.rails.len() as u8;
+        for (into, rail) in hello.ends.iter_mut().zip(&self.rails) {
+            *into = rail.end();
         }
     }
 
@@ -168,24 +155,9 @@ impl Connection {
         self.payload_bytes = self.payload_bytes.min(theirs.payload_bytes as usize);
         self.their_receives = u32::from(theirs.receives);
         self.budget = self.their_receives;
-        self.ends.truncate(usize::from(theirs.rails));
-        for ((end, pair), (number, psn)) in self.ends.iter_mut().zip(pairs).zip(theirs.ends) {
-            let way = Way::of(pair);
-            end.pair.to_rtr(&ReadyToReceive {
-                route: devices[end.device].route(config, &way),
-                destination_qp: number,
-                path_mtu_bytes: pair.mtu.bytes(),
-                receive_psn: psn,
-                min_rnr_timer: MIN_RNR_TIMER,
-                max_reads_served: 1,
-            })?;
-            end.pair.to_rts(&ReadyToSend {
-                send_psn: end.psn,
-                timeout: config.timeout,
-                retry_count: config.retry_count.min(MAX_RETRY_COUNT),
-                rnr_retry: RNR_RETRY,
-                max_reads_issued: 1,
-            })?;
+        self.rails.truncate(usize::from(theirs.rails));
+        for ((rail, pair), end) in self.rails.iter_mut().zip(pairs).zip(theirs.ends) {
+            rail.bring_up(end, pair, &devices[rail.device], config)?;
         }
         Ok(())
     }
@@ -194,23 +166,27 @@ impl Connection {
         self.generation == generation
     }
 
-    /// The devices in use, by index.
-    pub(super) fn devices(&self) -> impl Iterator<Item = usize> + '_ {
-        self.ends.iter().map(|e| e.device)
+    pub(super) fn id(&self, kind: Request, aux: u32) -> u64 {
+        WrId { kind, generation: self.generation, link: self.link, aux }.pack()
     }
 
-    fn request(&self, kind: Request, aux: u32) -> u64 {
-        WrId { kind, generation: self.generation, link: self.link, aux }.pack()
+    /// The rail of this queue pair of a device: each device has its own numbers.
+    fn rail_of(&self, device: usize, number: u32) -> Option<usize> {
+        self.rails.iter().position(|r| r.device == device && r.is(number))
+    }
+
+    pub(super) fn alive(&self) -> usize {
+        self.rails.iter().filter(|r| r.is_alive()).count()
     }
 
     /// Whether a message may be posted, with or without the receive that is kept back (Q1).
     fn has_room(&self, kept_back: u32) -> bool {
-        distance(self.done, self.next) < SENDS && self.budget > kept_back
+        distance(self.done, self.next) < SENDS && self.budget > kept_back && self.failover.is_none()
     }
 
-    /// Whether all messages and writes are done.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.ends.iter().all(|e| e.writes.is_empty())
+    /// Whether all writes are done.
+    fn is_quiet(&self) -> bool {
+        self.rails.iter().all(|r| r.writes.is_empty()) && self.redo.is_empty() && self.failover.is_none()
     }
 
     /// Posts what there is to send. Completions of small sends come from here. Returns whether anything was.
@@ -222,25 +198,29 @@ impl Connection {
         events: &mut Vec<Event>,
     ) -> Result<bool, Cause> {
         let began = self.next;
-        let mut written = false;
-        self.repost()?;
+        let mut written = self.redo_writes()?;
+        self.post_receives()?;
         while self.has_room(1) {
+            if let Some(frame) = self.about_rails.pop_front() {
+                self.send(&frame, &[])?;
+                continue;
+            }
             if let Some(note) = notes.pop_front() {
                 let frame = Frame { length: note.bytes().len() as u64, ..Frame::bare(Kind::Note) };
                 self.send(&frame, note.bytes())?;
                 continue;
             }
-            if self.ends[0].writes.len() >= WRITES && !matcher.has_small_output() {
+            if !self.rails.iter().any(Rail::has_room) && !matcher.has_small_output() {
                 break;
             }
-            let (small, large) = (self.payload_bytes as u64, self.ends[0].max_write_bytes.min(FRAME_BYTES));
+            let (small, large) = (self.payload_bytes as u64, self.write_bytes());
             let limit = |id, place: &Place| match place.is_none() || !holds.contains_key(&id) {
                 true => small,
                 false => large,
             };
             let Some((frame, payload)) = matcher.next_frame(limit) else { break };
             match payload {
-                None => self.send(&expose(frame, matcher, holds, self.ends[0].device), &[])?,
+                None => self.send(&self.expose(frame, matcher, holds), &[])?,
                 Some(payload) => match holds.get(&payload.id) {
                     Some(held) if frame.kind == Kind::Data && !frame.place.is_none() => {
                         self.write(&frame, &payload, held, matcher)?;
@@ -262,37 +242,57 @@ impl Connection {
         Ok(written || self.next != began)
     }
 
+    /// Most bytes of a write.
+    fn write_bytes(&self) -> u64 {
+        let alive = self.rails.iter().filter(|r| r.is_alive());
+        let device = alive.map(|r| r.max_write_bytes).min().unwrap_or(1);
+        device.min(if self.alive() > 1 { STRIPE_BYTES } else { FRAME_BYTES })
+    }
+
     /// Posts one message.
     fn send(&mut self, frame: &Frame, payload: &[u8]) -> Result<(), Cause> {
-        let slot = (RECEIVES + self.next % SENDS) as usize * self.slot_bytes;
         let receives = self.owed.min(u32::from(u8::MAX));
         self.owed -= receives;
+        let slot = (self.next % SENDS) as usize;
         // SAFETY: the slot's last message is done (Q2): `has_room` came before.
-        let into = unsafe { self.ring.bytes_mut(slot, self.slot_bytes) };
+        let into = unsafe { self.ring.bytes_mut(slot * self.slot_bytes, self.slot_bytes) };
         let head = wire::encode(frame, receives as u8, into);
         into[head..head + payload.len()].copy_from_slice(payload);
         let len = (head + payload.len()) as u32;
-        let piece = Sge { addr: self.ring.address(slot), len, lkey: self.ring.lkey() };
-        let request = SendRequest {
-            wr_id: self.request(Request::Send, self.next),
-            op: SendOp::Send,
-            sges: &[piece],
-            signaled: (self.next + 1).is_multiple_of(SIGNAL_EVERY) || frame.kind == Kind::Bye,
-            inline: len <= self.ends[0].pair.capacity().max_inline_bytes,
-            fence: false,
-            solicited: false,
-            to: None,
-        };
-        // SAFETY: the slot is not written again before a completion says that the message is done (Q2), and the ring
-        // outlives the queue pair.
-        let posted = unsafe { self.ends[0].pair.post_send(&[request]) };
-        posted.map_err(|e| broken(&e, "the queue pair of small messages"))?;
+        self.log[slot] = Posted::Message(len);
         if frame.kind == Kind::Bye {
             self.goodbye = Some(self.next);
         }
+        self.post_message(self.next, len, frame.kind == Kind::Bye)?;
         self.next = self.next.wrapping_add(1);
-        self.budget -= 1;
         Ok(())
+    }
+
+    /// Posts the message of a number, which is in its slot.
+    pub(super) fn post_message(&mut self, number: u32, len: u32, signaled: bool) -> Result<(), Cause> {
+        let at = (number % SENDS) as usize * self.slot_bytes;
+        let piece = Sge { addr: self.ring.address(at), len, lkey: self.ring.lkey(self.control) };
+        let signaled = signaled || (number + 1).is_multiple_of(SIGNAL_EVERY);
+        let id = self.id(Request::Send, number);
+        self.budget -= 1;
+        self.rails[self.control].send(id, piece, signaled)
+    }
+
+    /// Takes what a message said of receives back: it is posted again, on another rail.
+    pub(super) fn forget_receives(&mut self, number: u32) {
+        let at = (number % SENDS) as usize * self.slot_bytes;
+        // SAFETY: the rail that the message was posted on is down, and it is not posted on another yet (Q2).
+        wire::forget_receives(unsafe { self.ring.bytes_mut(at, self.slot_bytes) });
+    }
+
+    /// Posts a message about rails on one of them, beside all others: one at a time.
+    pub(super) fn send_about(&mut self, frame: &Frame, rail: usize) -> Result<(), Cause> {
+        let at = SENDS as usize * self.slot_bytes;
+        // SAFETY: the last message in this slot went over a rail that is down by now (Q2).
+        let len = wire::encode(frame, 0, unsafe { self.ring.bytes_mut(at, self.slot_bytes) });
+        let piece = Sge { addr: self.ring.address(at), len: len as u32, lkey: self.ring.lkey(rail) };
+        let id = self.id(Request::About, 0);
+        self.rails[rail].send(id, piece, true)
     }
 
     /// Posts a write of payload into its place.
@@ -301,42 +301,73 @@ impl Connection {
         frame: &Frame,
         payload: &Payload,
         held: &Registered,
-        matcher: &Matcher,
+        matcher: &mut Matcher,
     ) -> Result<(), Cause> {
-        let wr_id = self.request(Request::Write, 0);
-        let end = &mut self.ends[0];
-        // Withdrawn at this very moment: it is told of by its own frame, and nothing is to be written.
         let Some(lease) = matcher.outgoing(payload.slot) else { return Ok(()) };
-        let piece = Sge {
-            addr: lease.as_ptr().addr() as u64 + payload.offset as u64,
-            len: payload.len as u32,
-            lkey: held.lkey(end.device),
+        let offset = payload.offset as u64;
+        let address = frame.place.address.wrapping_add(offset);
+        let mut lkeys = [0; MAX_RAILS];
+        for (key, rail) in lkeys.iter_mut().zip(&self.rails) {
+            *key = held.lkey(rail.device);
+        }
+        let mut write = Write {
+            slot: payload.slot,
+            from: lease.as_ptr().addr() as u64 + offset,
+            len: payload.len,
+            to: SlotId(frame.slot),
+            place: Place { address, ..frame.place },
+            lkeys,
+            told: None,
         };
-        let remote = frame.place.address.wrapping_add(payload.offset as u64);
-        let rkey = frame.place.keys[0];
-        let index = SlotId(frame.slot).index() as u32;
-        let op = match payload.last {
-            true => SendOp::WriteWithImm { remote, rkey, imm: index },
-            false => SendOp::Write { remote, rkey },
-        };
-        let request = SendRequest {
-            wr_id,
-            op,
-            sges: std::slice::from_ref(&piece),
-            signaled: true,
-            inline: false,
-            fence: false,
-            solicited: false,
-            to: None,
-        };
-        // SAFETY: the lease stays with the matcher until this write's completion has been told to it (M6), or the queue
-        // pair is gone; its registration is held as long (G1).
-        let posted = unsafe { end.pair.post_send(&[request]) };
-        posted.map_err(|e| broken(&e, "the queue pair of writes"))?;
-        end.writes.push_back((payload.slot, payload.len));
-        self.budget -= u32::from(payload.last);
-        self.placed_bytes += payload.len as u64;
-        Ok(())
+        let whole = payload.offset == 0 && payload.last;
+        if !whole && (self.alive() > 1 || matcher.is_striped(payload.slot)) {
+            matcher.stripe(payload.slot);
+            return self.post_write(write);
+        }
+        if payload.last {
+            write.told = Some(self.next);
+            self.log[(self.next % SENDS) as usize] = Posted::Write(write);
+            self.next = self.next.wrapping_add(1);
+            self.budget -= 1;
+        }
+        let id = self.id(Request::Write, 0);
+        self.rails[self.control].write(id, self.control, write)
+    }
+
+    /// Posts a write that tells nothing on the rail with the least under way.
+    pub(super) fn post_write(&mut self, write: Write) -> Result<(), Cause> {
+        let alive = self.rails.iter().enumerate().filter(|(_, r)| r.is_alive());
+        let Some((rail, _)) = alive.min_by_key(|(_, r)| r.under_way_bytes) else { return Ok(()) };
+        let id = self.id(Request::Write, 0);
+        self.rails[rail].write(id, rail, write)
+    }
+
+    fn redo_writes(&mut self) -> Result<bool, Cause> {
+        let mut written = false;
+        while self.failover.is_none()
+            && self.rails.iter().any(Rail::has_room)
+            && let Some(write) = self.redo.pop_front()
+        {
+            self.post_write(write)?;
+            written = true;
+        }
+        Ok(written)
+    }
+
+    /// Gives a `Cts` the address of its receive, where that is registered.
+    fn expose(&self, frame: Frame, matcher: &mut Matcher, holds: &Holds) -> Frame {
+        let slot = SlotId(frame.slot);
+        if frame.kind != Kind::Cts {
+            return frame;
+        }
+        let Some((id, lease)) = matcher.incoming(slot) else { return frame };
+        let Some(held) = holds.get(&id) else { return frame };
+        let mut place = Place { address: lease.as_ptr().addr() as u64, ..Place::default() };
+        for (key, rail) in place.keys.iter_mut().zip(&self.rails) {
+            *key = held.rkey(rail.device);
+        }
+        matcher.expose(slot);
+        Frame { place, ..frame }
     }
 
     /// Says that nothing more comes. `false`: there is no room now.
@@ -353,99 +384,117 @@ impl Connection {
         self.goodbye.is_some_and(|g| distance(self.done, g) >= SENDS)
     }
 
-    /// Asks the peer's device for a sign of life, unless one is asked for already.
+    /// Asks the peer's device for a sign of life.
     pub(super) fn pulse(&mut self) -> Result<(), Cause> {
-        if std::mem::replace(&mut self.pulsing, true) {
-            return Ok(());
-        }
-        let request = SendRequest {
-            wr_id: self.request(Request::Pulse, 0),
-            // An empty write needs neither address nor key (InfiniBand architecture, C9-88).
-            op: SendOp::Write { remote: 0, rkey: 0 },
-            sges: &[],
-            signaled: true,
-            inline: false,
-            fence: false,
-            solicited: false,
-            to: None,
-        };
-        // SAFETY: it has no memory.
-        let posted = unsafe { self.ends[0].pair.post_send(&[request]) };
-        posted.map_err(|e| broken(&e, "the queue pair of small messages"))
+        let id = self.id(Request::Pulse, 0);
+        self.rails[self.control].pulse(id)
     }
 
     /// Takes the completion of a request of this side.
     pub(super) fn after_request(
         &mut self,
         id: WrId,
-        wc: &WorkCompletion,
+        (device, wc): (usize, &WorkCompletion),
         devices: &[Device],
         matcher: &mut Matcher,
         events: &mut Vec<Event>,
     ) -> Verdict {
+        let Some(rail) = self.rail_of(device, wc.qp_num) else { return Verdict::On };
         if !wc.is_success() {
-            return Verdict::Lost(self.failed(id.kind, wc, devices));
+            let cause = self.failed(id.kind, rail, wc, devices);
+            return self.after_failure(rail, cause, matcher, events);
         }
         match id.kind {
-            Request::Send => {
-                let done = distance(self.done, id.aux) + 1;
-                self.done = self.done.wrapping_add(done.min(distance(self.done, self.next)));
-            }
+            Request::Send => self.done_up_to(id.aux, matcher, events),
             Request::Write => {
-                if let Some((slot, len)) = self.ends[0].writes.pop_front() {
-                    matcher.sent(slot, len, events);
+                let written = self.rails[rail].written();
+                if let Some(Write { told: Some(number), .. }) = written {
+                    self.done_up_to(number, matcher, events);
+                } else if let Some(write) = written {
+                    matcher.sent(write.slot, write.len, events);
                 }
             }
-            Request::Pulse => self.pulsing = false,
-            Request::Receive | Request::HelloHeard | Request::HelloLeft => {}
+            Request::Pulse => self.rails[rail].pulsing = false,
+            Request::About | Request::Receive | Request::HelloHeard | Request::HelloLeft => {}
         }
         Verdict::On
+    }
+
+    fn after_failure(
+        &mut self,
+        rail: usize,
+        cause: Cause,
+        matcher: &mut Matcher,
+        events: &mut Vec<Event>,
+    ) -> Verdict {
+        match self.rail_failed(rail, cause) {
+            Verdict::On => self.resume(matcher, events).map_or_else(Verdict::Lost, |()| Verdict::On),
+            over => over,
+        }
+    }
+
+    /// All messages and telling writes up to this number are with the peer.
+    pub(super) fn done_up_to(&mut self, number: u32, matcher: &mut Matcher, events: &mut Vec<Event>) {
+        let count = (distance(self.done, number) + 1).min(distance(self.done, self.next));
+        for _ in 0..count {
+            if let Posted::Write(write) = self.log[(self.done % SENDS) as usize] {
+                matcher.sent(write.slot, write.len, events);
+            }
+            self.done = self.done.wrapping_add(1);
+        }
     }
 
     /// Takes what came into a receive.
     pub(super) fn after_receive(
         &mut self,
         slot: u32,
-        wc: &WorkCompletion,
+        (device, wc): (usize, &WorkCompletion),
         devices: &[Device],
         (peer, retired): (Peer, &Retired),
         matcher: &mut Matcher,
         events: &mut Vec<Event>,
     ) -> Verdict {
+        let Some(rail) = self.rail_of(device, wc.qp_num) else { return Verdict::On };
+        self.rails[rail].received();
         if !wc.is_success() {
-            return Verdict::Lost(self.failed(Request::Receive, wc, devices));
+            let cause = self.failed(Request::Receive, rail, wc, devices);
+            return self.after_failure(rail, cause, matcher, events);
         }
-        self.frames += 1;
         let taken = match wc.imm {
-            Some(index) => matcher.landed(index, events).map(|()| false).map_err(|v| v.to_string()),
-            None => self.take(slot, wc.byte_len as usize, (peer, retired), matcher, events),
+            Some(index) => {
+                self.taken = self.taken.wrapping_add(1);
+                matcher.landed(index, events).map(|()| Verdict::On).map_err(|v| v.to_string())
+            }
+            None => self.take((rail, slot), wc.byte_len as usize, (peer, retired), matcher, events),
         };
-        self.again.push(slot);
-        match taken {
-            Ok(false) => Verdict::On,
-            Ok(true) => Verdict::Left,
-            Err(what) => Verdict::Lost(self.violation(&what)),
+        if let Some(rail) = self.rails.get_mut(rail) {
+            rail.again(slot);
         }
+        taken.unwrap_or_else(|what| Verdict::Lost(self.violation(&what)))
     }
 
-    /// Takes a message. `true`: it is a goodbye.
+    /// Takes a message.
     fn take(
         &mut self,
-        slot: u32,
+        (rail, slot): (usize, u32),
         len: usize,
         (peer, retired): (Peer, &Retired),
         matcher: &mut Matcher,
         events: &mut Vec<Event>,
-    ) -> Result<bool, String> {
-        // SAFETY: the receive has completed, and is posted again only after this (Q2).
-        let message = unsafe { self.ring.bytes(slot as usize * self.slot_bytes, len.min(self.slot_bytes)) };
+    ) -> Result<Verdict, String> {
+        let message = self.rails[rail].message(slot, len);
         let (frame, receives, payload) = wire::decode(message).map_err(|e| e.to_string())?;
+        if frame.kind == Kind::Rail && frame.offset != 0 {
+            return self.resumed(rail, &frame, matcher, events);
+        }
+        self.taken = self.taken.wrapping_add(1);
         self.budget += u32::from(receives);
         if self.budget > self.their_receives {
             return Err(format!("told of {receives} receives, more than it has"));
         }
         match frame.kind {
-            Kind::Bye => return Ok(true),
+            Kind::Bye => return Ok(Verdict::Left),
+            Kind::Rail => self.rail_is_down(frame.slot),
             Kind::Note => {
                 let note =
                     Note::new(payload).ok_or_else(|| format!("sent a note of {} bytes", payload.len()))?;
@@ -461,94 +510,38 @@ impl Connection {
                 }
             }
         }
-        Ok(false)
+        Ok(Verdict::On)
     }
 
-    fn repost(&mut self) -> Result<(), Cause> {
-        self.post_receives().map_err(|e| broken(&e, "the queue pair of small messages"))
-    }
-
-    fn post_receives(&mut self) -> Result<(), PostError> {
-        while let Some(slot) = self.again.last().copied() {
-            let piece = Sge {
-                addr: self.ring.address(slot as usize * self.slot_bytes),
-                len: self.slot_bytes as u32,
-                lkey: self.ring.lkey(),
-            };
-            let request = ReceiveRequest { wr_id: self.request(Request::Receive, slot), sges: &[piece] };
-            // SAFETY: the slot has been read (Q2), and the ring outlives the queue pair.
-            unsafe { self.ends[0].pair.post_receive(&[request])? };
-            self.again.pop();
-            self.owed += 1;
+    fn post_receives(&mut self) -> Result<(), Cause> {
+        for i in 0..self.rails.len() {
+            let (link, generation) = (self.link, self.generation);
+            let id = |aux| WrId { kind: Request::Receive, generation, link, aux }.pack();
+            let posted = self.rails[i].post_receives(id);
+            let posted = posted.map_err(|e| Cause::new(CauseKind::Reset, e.to_string()))?;
+            self.owed += if i == self.control { posted } else { 0 };
         }
         Ok(())
     }
 
-    fn failed(&self, kind: Request, wc: &WorkCompletion, devices: &[Device]) -> Cause {
+    fn failed(&self, kind: Request, rail: usize, wc: &WorkCompletion, devices: &[Device]) -> Cause {
         let what = match kind {
             Request::Receive => "a receive",
             Request::Send => "a message",
             Request::Write => "a write",
             Request::Pulse => "a sign of life that was asked for",
+            Request::About => "a message about rails",
             Request::HelloHeard | Request::HelloLeft => "a hello",
         };
-        let device = self.ends.first().map_or("", |e| devices[e.device].rail.device.as_str());
+        let device = &devices[self.rails[rail].device].rail.device;
         let evidence = format!(
             "{what} on queue pair {} of {device} ended with: {} (vendor {:#x}), after {} messages from the peer",
-            wc.qp_num, wc.status, wc.vendor_error, self.frames
+            wc.qp_num, wc.status, wc.vendor_error, self.taken
         );
         Cause::new(CauseKind::Reset, evidence)
     }
 
     fn violation(&self, what: &str) -> Cause {
-        Cause::new(CauseKind::Protocol, format!("it {what} (after {} messages)", self.frames))
-    }
-}
-
-impl End {
-    fn new(device: usize, devices: &mut [Device], config: &RdmaConfig, psn: u32) -> Result<End, VerbsError> {
-        let on = &mut devices[device];
-        on.reserve(ENTRIES)?;
-        let spec = QueuePairSpec {
-            kind: QueuePairKind::ReliableConnection,
-            send_queue: Arc::clone(&on.completions),
-            receive_queue: Arc::clone(&on.completions),
-            shared_receives: None,
-            max_sends: REQUESTS,
-            max_receives: RECEIVES,
-            max_send_sges: 1,
-            max_receive_sges: 1,
-            max_inline_bytes: INLINE_BYTES,
-            signal_all: false,
-        };
-        let made = QueuePair::create(&on.domain, &spec).and_then(|mut pair| {
-            pair.to_init(on.rail.port, on.rail.pkey_index, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-            Ok(pair)
-        });
-        let pair = made.inspect_err(|_| on.unreserve(ENTRIES))?;
-        let max_write_bytes = u64::from(on.port.max_message_bytes).max(1);
-        let _ = config;
-        Ok(End { device, pair, psn, max_write_bytes, writes: VecDeque::new() })
-    }
-}
-
-/// Gives a `Cts` the address of its receive, where that is registered.
-fn expose(frame: Frame, matcher: &mut Matcher, holds: &Holds, device: usize) -> Frame {
-    let slot = SlotId(frame.slot);
-    if frame.kind != Kind::Cts {
-        return frame;
-    }
-    let Some((id, lease)) = matcher.incoming(slot) else { return frame };
-    let Some(held) = holds.get(&id) else { return frame };
-    let mut place = Place { address: lease.as_ptr().addr() as u64, ..Place::default() };
-    place.keys[0] = held.rkey(device);
-    matcher.expose(slot);
-    Frame { place, ..frame }
-}
-
-impl Way {
-    /// The peer's end of a rail.
-    pub(super) fn of(pair: &RailPair) -> Way {
-        Way { lid: pair.their_lid, gid: pair.their_gid, gid_index: pair.my_gid_index.filter(|_| pair.global) }
+        Cause::new(CauseKind::Protocol, format!("it {what} (after {} messages)", self.taken))
     }
 }

@@ -66,7 +66,8 @@ impl Device {
         };
         let mut hellos = QueuePair::create(&domain, &spec)?;
         hellos.start_datagrams(rail.port, rail.pkey_index, queue_key, 0)?;
-        let buffer = Pinned::new(&domain, (HELLO_RECEIVES + HELLO_SENDS) as usize * SLOT_BYTES)?;
+        let buffer =
+            Pinned::new(std::slice::from_ref(&domain), (HELLO_RECEIVES + HELLO_SENDS) as usize * SLOT_BYTES)?;
         let mut device = Device {
             rail,
             context,
@@ -112,7 +113,7 @@ impl Device {
 
     fn listen(&mut self, slot: u32) -> Result<(), VerbsError> {
         let at = slot as usize * SLOT_BYTES;
-        let piece = Sge { addr: self.buffer.address(at), len: SLOT_BYTES as u32, lkey: self.buffer.lkey() };
+        let piece = Sge { addr: self.buffer.address(at), len: SLOT_BYTES as u32, lkey: self.buffer.lkey(0) };
         let request =
             ReceiveRequest { wr_id: WrId::of_device(Kind::HelloHeard, slot).pack(), sges: &[piece] };
         // SAFETY: a receive slot belongs to the device until its completion was polled; the buffer outlives the queue
@@ -136,7 +137,7 @@ impl Device {
         let at = (HELLO_RECEIVES as usize + slot) * SLOT_BYTES;
         // SAFETY: the slot is free: no request of it is posted.
         unsafe { self.buffer.bytes_mut(at, HELLO_BYTES) }.copy_from_slice(hello);
-        let piece = Sge { addr: self.buffer.address(at), len: HELLO_BYTES as u32, lkey: self.buffer.lkey() };
+        let piece = Sge { addr: self.buffer.address(at), len: HELLO_BYTES as u32, lkey: self.buffer.lkey(0) };
         let request = SendRequest {
             wr_id: WrId::of_device(Kind::HelloLeft, slot as u32).pack(),
             op: SendOp::Send,

@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 use super::choice::{RailPair, RdmaOffer};
-use super::connection::{Connection, ENTRIES};
+use super::connection::Connection;
 use super::device::Way;
 use super::handshake::{Answer, Hello, Meeting};
+use super::rail::ENTRIES;
 use super::transport::RdmaTransport;
 use super::verbs::{AddressHandle, VerbsError};
 use crate::transport::matching::{Agreed, Matcher, UNIT_BYTES};
@@ -102,14 +103,8 @@ impl RdmaTransport {
             link.handle = Some(Arc::new(AddressHandle::create(&device.domain, &route)?));
         }
         let payload_bytes = self.config.payload_bytes();
-        let connection = Connection::new(
-            (at, generation),
-            &link.pairs,
-            &mut self.devices,
-            &self.config.rdma,
-            payload_bytes,
-            psn,
-        )?;
+        let connection =
+            Connection::new((at, generation), &link.pairs, &mut self.devices, payload_bytes, psn)?;
         if let Some(channel) = &mut link.channel {
             channel.stage = Stage::Meeting(Box::new(connection), Meeting::new(now_ms, timeout_ms));
         }
@@ -262,12 +257,11 @@ impl RdmaTransport {
     /// Takes a link's connection down: what its devices still do with lent memory ends here.
     pub(super) fn disconnect(&mut self, at: u32) {
         let Some(channel) = &mut self.links[at as usize].channel else { return };
-        let connection = match std::mem::replace(&mut channel.stage, Stage::None) {
-            Stage::None => return,
-            Stage::Meeting(connection, _) | Stage::Up(connection) => connection,
-        };
-        for device in connection.devices() {
-            self.devices[device].unreserve(ENTRIES);
+        if matches!(std::mem::replace(&mut channel.stage, Stage::None), Stage::None) {
+            return;
+        }
+        for pair in &self.links[at as usize].pairs {
+            self.devices[pair.mine].unreserve(ENTRIES);
         }
     }
 }

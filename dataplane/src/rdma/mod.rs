@@ -3,20 +3,23 @@
 //! - [`transport`]: the [`crate::transport::Transport`]. [`choice`]: which devices, ports and GIDs are used, and what two
 //!   sides agree on: pure. [`survey`]: what this host has, read from the kernel's files.
 //! - [`device`]: an open device, and the datagrams by which connections begin. [`handshake`]: what these say: pure.
-//! - [`connection`]: queue pairs, small messages and large writes of one peer. [`wire`]: encoding, pure.
+//! - [`connection`]: small messages and large writes of one peer. [`rail`]: one of its queue pairs. [`failover`]: going
+//!   on without one. [`wire`]: encoding, pure.
 //! - [`registration`]: memory that the devices know. [`request`]: numbers of requests. [`watch`]: sleeping.
 //! - [`verbs`]: the device interface: libibverbs, found at run time, behind owners that cannot be dropped in the
 //!   wrong order. The program starts and runs on a machine that has neither the library nor a device.
 //!
-//! `unsafe` is in `verbs`, `registration`, `device` and `connection` alone.
+//! `unsafe` is in `verbs`, `registration`, `device`, `rail` and `connection` alone.
 
 pub mod choice;
 mod connection;
 mod device;
+mod failover;
 mod farewell;
 pub mod handshake;
 mod links;
 mod pulse;
+mod rail;
 mod registration;
 mod request;
 pub mod survey;
@@ -29,7 +32,7 @@ pub mod wire;
 mod tests;
 
 pub use choice::RdmaConfig;
-pub use transport::{OpenError, RdmaTransport};
+pub use transport::{OpenError, RdmaTransport, Traffic};
 
 /// Longest message.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 46;

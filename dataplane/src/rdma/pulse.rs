@@ -4,6 +4,7 @@
 //! which the peer's device acknowledges without its process, a stopped one's too.
 #![forbid(unsafe_code)]
 
+use super::connection::Verdict;
 use super::links::{Channel, Stage};
 use super::transport::RdmaTransport;
 use super::verbs::{AsyncEvent, AsyncEventKind, AsyncSubject};
@@ -122,13 +123,22 @@ impl RdmaTransport {
         }
     }
 
+    /// The rails of a device are of no use any more.
     fn lose_all_on(&mut self, device: usize, why: &str) {
         for at in 0..self.links.len() as u32 {
-            let link = &self.links[at as usize];
-            let uses = link.channel.is_some() && link.pairs.iter().any(|p| p.mine == device);
-            if uses && link.gone.is_none() {
-                self.lose(at, Cause::new(CauseKind::Reset, why));
+            let link = &mut self.links[at as usize];
+            let Some(rail) = link.pairs.iter().position(|p| p.mine == device) else { continue };
+            let cause = Cause::new(CauseKind::Reset, why);
+            let Some(Channel { stage, .. }) = link.channel.as_deref_mut() else { continue };
+            let verdict = match stage {
+                Stage::None => continue,
+                Stage::Meeting(..) => Verdict::Lost(cause),
+                Stage::Up(connection) => connection.port_failed(rail, cause),
+            };
+            if let Verdict::Lost(cause) = verdict {
+                self.lose(at, cause);
             }
+            self.soil(at);
         }
     }
 }

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What peers may do with memory that is received into.
 const RECEIVED: [Access; 3] = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::RELAXED_ORDERING];
 
-/// Page-aligned memory of the queues themselves, registered with one device.
+/// Page-aligned memory of the queues themselves, registered with some devices.
 pub(super) struct Pinned {
     // Dropped before the memory is unmapped.
-    region: Option<MemoryRegion>,
+    regions: Vec<MemoryRegion>,
     base: NonNull<u8>,
     len: usize,
 }
@@ -27,26 +27,29 @@ pub(super) struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// `len` zeroed bytes that the device may read and write.
-    pub(super) fn new(domain: &Arc<ProtectionDomain>, len: usize) -> Result<Pinned, VerbsError> {
+    /// `len` zeroed bytes that the devices may read and write.
+    pub(super) fn new(domains: &[Arc<ProtectionDomain>], len: usize) -> Result<Pinned, VerbsError> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let refused =
-            |errno| VerbsError::Call { call: "mmap", device: domain.context().name().to_owned(), errno };
+        let device = domains.first().map_or("", |d| d.context().name());
+        let refused = |errno| VerbsError::Call { call: "mmap", device: device.to_owned(), errno };
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a new mapping overlaps nothing.
         let base =
             unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) };
         let base = base.map_err(|e| refused(e.raw_os_error()))?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| refused(libc::ENOMEM))?;
-        let mut pinned = Pinned { region: None, base, len };
-        // SAFETY: unmapped after the region is dropped; bytes are touched by the rules of `bytes` and `bytes_mut`.
-        pinned.region = Some(unsafe { MemoryRegion::register(domain, base, len, Access::LOCAL_WRITE)? });
+        let mut pinned = Pinned { regions: Vec::with_capacity(domains.len()), base, len };
+        for domain in domains {
+            // SAFETY: unmapped after the regions are dropped; bytes are touched by the rules of `bytes` and
+            // `bytes_mut`.
+            pinned.regions.push(unsafe { MemoryRegion::register(domain, base, len, Access::LOCAL_WRITE)? });
+        }
         Ok(pinned)
     }
 
-    /// Its key for this process's requests.
-    pub(super) fn lkey(&self) -> u32 {
-        self.region.as_ref().map_or(0, MemoryRegion::lkey)
+    /// This process's key with the device of this index among those given.
+    pub(super) fn lkey(&self, device: usize) -> u32 {
+        self.regions.get(device).map_or(0, MemoryRegion::lkey)
     }
 
     /// Address of the byte at `at`.
@@ -81,7 +84,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.region = None;
+        self.regions.clear();
         // SAFETY: the mapping is this value's own, whole, and no device knows it any more.
         if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::error!("munmap of {} bytes failed: {e}", self.len);

@@ -11,7 +11,7 @@ pub(super) enum Kind {
     Receive = 1,
     /// A message; `aux` is the low bits of its number. All before it are done as well.
     Send = 2,
-    /// A write of payload: the oldest of its rail.
+    /// A write of payload: the oldest of its queue pair.
     Write = 3,
     /// An empty write that asks whether the peer is there.
     Pulse = 4,
@@ -19,6 +19,8 @@ pub(super) enum Kind {
     HelloHeard = 5,
     /// A hello; `aux` is its slot.
     HelloLeft = 6,
+    /// A message about rails.
+    About = 7,
 }
 
 /// Most links of a transport, and most of what `aux` counts, in bits.
@@ -58,6 +60,7 @@ impl WrId {
             4 => Kind::Pulse,
             5 => Kind::HelloHeard,
             6 => Kind::HelloLeft,
+            7 => Kind::About,
             _ => return None,
         };
         Some(WrId {

@@ -57,3 +57,165 @@ fn peers_may_be_this_process_itself() {
     let (a, mut b) = (open(0, &choice, mode), open(1, &choice, mode));
     assert_eq!(b.connect(Peer(0), &a.address()), Ok(()));
 }
+
+/// Two members over all rails of this host, and what goes wrong with them.
+mod rails {
+    use super::super::choice::{Choice, RdmaConfig};
+    use super::super::{Config, RdmaTransport};
+    use crate::memory::{Pool, Region};
+    use crate::transport::{Event, Op, OpId, Peer, Stamp, Tag, Transport};
+    use std::time::{Duration, Instant};
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+    const TAG: Tag = Tag { group: 1, lane: 1 };
+
+    struct Two {
+        sides: [RdmaTransport; 2],
+        pool: Pool,
+        next: u64,
+        events: [Vec<Event>; 2],
+    }
+
+    fn two(eager_bytes: u32) -> Option<Two> {
+        let choice = super::rails(&RdmaConfig::default()).ok()?;
+        if choice.rails.len() < 2 {
+            println!("skipped: a second device is missing");
+            return None;
+        }
+        let open = |me: u32| {
+            let mut rails = choice.rails.clone();
+            rails.rotate_left(me as usize);
+            let mut config = Config::new(me, [1; 16], 50 + u64::from(me));
+            config.eager_bytes = eager_bytes;
+            config.rdma.timeout = 14;
+            RdmaTransport::open(config, &Choice { rails, verdicts: Vec::new() }).unwrap()
+        };
+        let mut sides = [open(0), open(1)];
+        let addresses = [sides[0].address(), sides[1].address()];
+        sides[0].connect(Peer(1), &addresses[1]).unwrap();
+        sides[1].connect(Peer(0), &addresses[0]).unwrap();
+        Some(Two { sides, pool: Pool::default(), next: 1, events: [Vec::new(), Vec::new()] })
+    }
+
+    fn content(n: usize, len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i.wrapping_mul(31) >> 3) as u8 ^ n as u8).collect()
+    }
+
+    impl Two {
+        fn poll(&mut self) {
+            for (side, events) in self.sides.iter_mut().zip(&mut self.events) {
+                side.poll(events);
+            }
+        }
+
+        /// Posts a message of each length from 0 to 1 and from 1 to 0.
+        fn post(&mut self, lens: &[usize]) -> Vec<(usize, OpId, Region, Option<Vec<u8>>)> {
+            let mut posted = Vec::new();
+            for (n, len) in lens.iter().copied().enumerate() {
+                for me in 0..2 {
+                    let peer = Peer(1 - me as u32);
+                    let (mut from, mut to) = (self.pool.region(len).unwrap(), self.pool.region(len).unwrap());
+                    from.bytes_mut(0..len).unwrap().copy_from_slice(&content(n * 2 + me, len));
+                    let (send, recv) = (OpId(self.next), OpId(self.next + 1));
+                    self.next += 2;
+                    let stamp = Stamp::default();
+                    let bytes = from.lend_read(0..len).unwrap();
+                    self.sides[me].post(send, Op::Send { to: peer, tag: TAG, stamp, bytes }).unwrap();
+                    let into = to.lend_write(0..len).unwrap();
+                    self.sides[me].post(recv, Op::Recv { from: peer, tag: TAG, stamp, into }).unwrap();
+                    posted.push((me, send, from, None));
+                    posted.push((me, recv, to, Some(content(n * 2 + 1 - me, len))));
+                }
+            }
+            posted
+        }
+
+        /// Waits for all, breaking rails on the way: after so many polls, that rail of that side.
+        fn finish(
+            &mut self,
+            mut posted: Vec<(usize, OpId, Region, Option<Vec<u8>>)>,
+            mut breaks: Vec<(usize, usize, usize)>,
+        ) {
+            let began = Instant::now();
+            let mut polls = 0;
+            while !posted.is_empty() {
+                breaks.retain(|(at, side, rail)| {
+                    if *at == polls {
+                        self.sides[*side].break_rail(Peer(1 - *side as u32), *rail);
+                    }
+                    *at != polls
+                });
+                polls += 1;
+                self.poll();
+                for side in 0..2 {
+                    for event in std::mem::take(&mut self.events[side]) {
+                        let Event::Done(done) = event else { panic!("{event:?}") };
+                        let at = posted.iter().position(|p| p.1 == done.id).expect("F1: once");
+                        assert_eq!(done.result, Ok(()), "F1");
+                        let (_, _, mut region, expected) = posted.swap_remove(at);
+                        region.restore(done.lease).unwrap();
+                        if let Some(expected) = expected {
+                            assert!(region.bytes(0..expected.len()).unwrap() == expected, "F1, F2");
+                        }
+                        self.pool.recycle(region);
+                    }
+                }
+                assert!(began.elapsed() < DEADLINE, "F1: still pending {:?}", posted.len());
+            }
+        }
+    }
+
+    #[test]
+    fn large_messages_are_striped_and_small_ones_are_not() {
+        let Some(mut two) = two(8192) else { return };
+        let posted = two.post(&[1, 8000, 300_000, 5 << 20]);
+        two.finish(posted, vec![]);
+        let why = two.sides[0].why(Peer(1)).unwrap();
+        assert_eq!(why.matches("MTU").count(), 2, "{why}");
+        // No copy of what is over the eager limit.
+        let traffic = two.sides[0].traffic(Peer(1)).unwrap();
+        assert_eq!(traffic.copied_bytes, 1 + 8000);
+        assert_eq!(traffic.written_bytes.iter().sum::<u64>(), 300_000 + (5 << 20));
+        assert!(traffic.written_bytes.iter().all(|b| *b > 1 << 20), "{traffic:?}");
+    }
+
+    #[test]
+    fn a_failed_rail_is_dropped_and_messages_go_on() {
+        // F1, F2: whichever rail fails, on either side or both, at any time.
+        for eager in [0, 8192] {
+            for rail in 0..2 {
+                for sides in [vec![0], vec![1], vec![0, 1]] {
+                    for at in [0, 3, 9, 30] {
+                        let Some(mut two) = two(eager) else { return };
+                        let warm = two.post(&[10]);
+                        two.finish(warm, vec![]);
+                        let lens = [3 << 20, 0, 7, 4096, 200_000, 1 << 20, 2 << 20, 1];
+                        let posted = two.post(&lens);
+                        let breaks = sides.iter().map(|side| (at, *side, rail)).collect();
+                        two.finish(posted, breaks);
+                        let again = two.post(&[100, 70_000, 3 << 20]);
+                        two.finish(again, vec![]);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_rail_is_the_last() {
+        let Some(mut two) = two(8192) else { return };
+        let warm = two.post(&[10]);
+        two.finish(warm, vec![]);
+        two.sides[0].break_rail(Peer(1), 1);
+        let posted = two.post(&[1 << 20]);
+        two.finish(posted, vec![]);
+        two.sides[0].break_rail(Peer(1), 0);
+        let _pending = two.post(&[1 << 20]);
+        let began = Instant::now();
+        let lost = |events: &[Event]| events.iter().any(|e| matches!(e, Event::Lost { .. }));
+        while !two.events.iter().all(|e| lost(e)) {
+            two.poll();
+            assert!(began.elapsed() < DEADLINE, "T6: {:?}", two.events);
+        }
+    }
+}

@@ -49,6 +49,15 @@ pub enum OpenError {
     },
 }
 
+/// How payload has travelled to a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes that the devices wrote straight from the memory that was lent into the memory of the receive, by rail.
+    pub written_bytes: Vec<u64>,
+    /// Bytes that were copied into messages: of small messages, and of memory that could not be registered.
+    pub copied_bytes: u64,
+}
+
 /// RDMA to any number of peers.
 pub struct RdmaTransport {
     pub(super) config: Config,
@@ -212,11 +221,13 @@ impl RdmaTransport {
                     self.hear(hello);
                 }
             }
-            Kind::Receive | Kind::Send | Kind::Write | Kind::Pulse => self.take_of_link(id, wc),
+            Kind::Receive | Kind::Send | Kind::Write | Kind::Pulse | Kind::About => {
+                self.take_of_link(id, device, wc)
+            }
         }
     }
 
-    fn take_of_link(&mut self, id: WrId, wc: &WorkCompletion) {
+    fn take_of_link(&mut self, id: WrId, device: usize, wc: &WorkCompletion) {
         let Some(link) = self.links.get_mut(id.link as usize) else { return };
         let (peer, now_ms) = (link.peer, self.now_ms);
         let Some(channel) = &mut link.channel else { return };
@@ -240,9 +251,9 @@ impl RdmaTransport {
         let (devices, done) = (&self.devices, &mut self.done);
         let verdict = match id.kind {
             Kind::Receive => {
-                connection.after_receive(id.aux, wc, devices, (peer, &self.retired), matcher, done)
+                connection.after_receive(id.aux, (device, wc), devices, (peer, &self.retired), matcher, done)
             }
-            _ => connection.after_request(id, wc, devices, matcher, done),
+            _ => connection.after_request(id, (device, wc), devices, matcher, done),
         };
         match verdict {
             Verdict::On if heard => self.finish_meeting(id.link),
@@ -303,6 +314,29 @@ impl RdmaTransport {
         moved |= self.fill();
         self.let_go();
         moved
+    }
+
+    /// Breaks a rail as a failing device would.
+    #[cfg(test)]
+    pub(super) fn break_rail(&mut self, peer: Peer, rail: usize) {
+        let at = self.link_of(peer.0).unwrap();
+        let Some(Stage::Up(connection)) = self.links[at as usize].channel.as_mut().map(|c| &mut c.stage)
+        else {
+            panic!("peer {} is not connected", peer.0);
+        };
+        connection.rails[rail].stop();
+    }
+
+    /// How the payload of what was sent to a peer has travelled so far, while it is connected.
+    pub fn traffic(&self, peer: Peer) -> Option<Traffic> {
+        let link = &self.links[self.link_of(peer.0)? as usize];
+        match link.channel.as_ref().map(|c| &c.stage) {
+            Some(Stage::Up(connection)) => Some(Traffic {
+                written_bytes: connection.rails.iter().map(|r| r.written_bytes).collect(),
+                copied_bytes: connection.copied_bytes,
+            }),
+            _ => None,
+        }
     }
 
     fn hold(&mut self, id: OpId, op: &Op) {

@@ -49,6 +49,11 @@ pub fn encode(frame: &Frame, receives: u8, into: &mut [u8]) -> usize {
     header::BYTES + PLACE_BYTES
 }
 
+/// Takes back what a message says of receives.
+pub fn forget_receives(message: &mut [u8]) {
+    message[1] = 0;
+}
+
 /// The frame of a message, how many receives were posted again, and the payload.
 ///
 /// # Errors

@@ -73,10 +73,14 @@ pub enum Kind {
     CancelRecv,
     /// The sender will write no more to `slot`, and all that it has written is there.
     Withdrawn,
+    /// All of the message is in `slot`: it was written by several devices, of which none knows of the others.
+    Landed,
     /// A note of `length` bytes follows.
     Note,
     /// Nothing more will come.
     Bye,
+    /// Of a transport with several rails, about one of them; none of matching's business.
+    Rail,
 }
 
 /// Most devices that a place is registered with: a message is striped over at most so many.
@@ -291,6 +295,8 @@ struct SendOp {
     sent: u64,
     /// Its last frame was handed out.
     last: bool,
+    /// Several devices write it: its end is told by a frame.
+    striped: bool,
     ending: Option<Ending>,
 }
 
@@ -449,6 +455,7 @@ impl Matcher {
                     framed: 0,
                     sent: 0,
                     last: false,
+                    striped: false,
                     ending: None,
                 };
                 self.begin_send(op, events);

@@ -21,7 +21,7 @@ use crate::transport::op::Stamp;
 pub const BYTES: usize = 64;
 
 /// Kinds, by their numbers on the wire from 1 on.
-const KINDS: [Kind; 10] = [
+const KINDS: [Kind; 12] = [
     Kind::Eager,
     Kind::Rts,
     Kind::Cts,
@@ -32,6 +32,8 @@ const KINDS: [Kind; 10] = [
     Kind::Note,
     Kind::Bye,
     Kind::Withdrawn,
+    Kind::Landed,
+    Kind::Rail,
 ];
 
 fn code(kind: Kind) -> u8 {
@@ -46,6 +48,8 @@ fn code(kind: Kind) -> u8 {
         Kind::Note => 8,
         Kind::Bye => 9,
         Kind::Withdrawn => 10,
+        Kind::Landed => 11,
+        Kind::Rail => 12,
     }
 }
 

@@ -72,7 +72,8 @@ impl Matcher {
             Kind::CancelSend => self.on_cancel_send(key, events).map(|()| None),
             Kind::CancelRecv => self.on_cancel_recv(key, frame.slot, over, events).map(|()| None),
             Kind::Withdrawn => self.on_withdrawn(SlotId(frame.slot), events).map(|()| None),
-            Kind::Note | Kind::Bye => Err(Violation::Kind(frame.kind)),
+            Kind::Landed => self.on_landed(SlotId(frame.slot), events).map(|()| None),
+            Kind::Note | Kind::Bye | Kind::Rail => Err(Violation::Kind(frame.kind)),
         }
     }
 
@@ -320,13 +321,17 @@ impl Matcher {
     /// [`Violation::Place`]: no such place was given out with an address.
     pub fn landed(&mut self, index: u32, events: &mut Vec<Event>) -> Result<(), Violation> {
         let outside = Violation::Place { slot: index.into(), offset: 0, length: 0 };
-        let slot = self.recvs.at(index).ok_or_else(|| outside.clone())?;
+        let slot = self.recvs.at(index).ok_or(outside)?;
+        self.on_landed(slot, events)
+    }
+
+    fn on_landed(&mut self, slot: SlotId, events: &mut Vec<Event>) -> Result<(), Violation> {
         match self.recvs.get(slot) {
             Some(op) if op.exposed && op.received == 0 => {
                 self.finish(slot, Ok(()), events);
                 Ok(())
             }
-            _ => Err(outside),
+            _ => Err(Violation::Place { slot: slot.0, offset: 0, length: 0 }),
         }
     }
 

@@ -194,6 +194,18 @@ impl Matcher {
         self.sends.get(slot).map(|op| &op.bytes)
     }
 
+    /// Several devices write this send: its end is told by a frame of its own.
+    pub fn stripe(&mut self, slot: SlotId) {
+        if let Some(op) = self.sends.get_mut(slot) {
+            op.striped = true;
+        }
+    }
+
+    /// Whether [`Self::stripe`] was said of it.
+    pub fn is_striped(&self, slot: SlotId) -> bool {
+        self.sends.get(slot).is_some_and(|op| op.striped)
+    }
+
     /// `len` more payload bytes of a send have left.
     pub fn sent(&mut self, slot: SlotId, len: usize, events: &mut Vec<Event>) {
         let Some(op) = self.sends.get_mut(slot) else { return };
@@ -205,9 +217,13 @@ impl Matcher {
         if op.state != SendState::Leaving {
             self.send_keys.remove(&op.key);
         }
-        match op.ending {
-            Some(ending) => self.let_go(op, ending, events),
-            None => done(events, op.id, Ok(()), op.bytes),
+        match (op.ending, op.state) {
+            (Some(ending), _) => self.let_go(op, ending, events),
+            (None, SendState::Streaming { to, .. }) if op.striped => {
+                self.out.push_back(Out::Control(Frame { slot: to, ..Frame::bare(Kind::Landed) }));
+                done(events, op.id, Ok(()), op.bytes);
+            }
+            (None, _) => done(events, op.id, Ok(()), op.bytes),
         }
     }
 }

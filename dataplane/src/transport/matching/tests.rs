@@ -71,7 +71,7 @@ struct Wire {
 enum Item {
     Frame(Frame),
     Payload(Vec<u8>),
-    /// Written by the sender's device: place, offset, bytes, whether the message ends.
+    /// Written by the sender's device: place, offset, bytes, whether the place is told that the message ends.
     Write(SlotId, usize, Vec<u8>, bool),
 }
 
@@ -190,7 +190,12 @@ impl Side {
                 if let Some(p) = payload.filter(|_| !frame.place.is_none()) {
                     let bytes =
                         self.matcher.outgoing(p.slot).unwrap().bytes()[p.offset..p.offset + p.len].to_vec();
-                    wire.bytes.push_back(Item::Write(SlotId(frame.slot), p.offset, bytes, p.last));
+                    let striped = frame.slot % 3 == 0;
+                    if striped {
+                        self.matcher.stripe(p.slot);
+                    }
+                    let tells = p.last && !striped;
+                    wire.bytes.push_back(Item::Write(SlotId(frame.slot), p.offset, bytes, tells));
                     self.with_device.push_back((p.slot, p.len));
                     self.collect();
                     return true;
@@ -436,6 +441,7 @@ fn random_frames_never_panic() {
         Kind::CancelSend,
         Kind::CancelRecv,
         Kind::Withdrawn,
+        Kind::Landed,
         Kind::Note,
         Kind::Bye,
     ];
@@ -450,7 +456,7 @@ fn random_frames_never_panic() {
         for _ in 0..60 {
             let mut pick = |n: u64| random.below(n);
             let frame = Frame {
-                kind: kinds[pick(10) as usize],
+                kind: kinds[pick(11) as usize],
                 credit: pick(3) as u16,
                 seq: pick(3) as u32,
                 tag: 1 << 32 | pick(3),
