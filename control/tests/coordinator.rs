@@ -24,6 +24,7 @@ struct Bench {
     notices: Vec<(WatchId, Notice)>,
     closed: Vec<WatchId>,
     pushed: Vec<(TaskId, Refusal)>,
+    blamed: Vec<(TaskId, TaskId)>,
 }
 
 impl Bench {
@@ -39,6 +40,7 @@ impl Bench {
             notices: Vec::new(),
             closed: Vec::new(),
             pushed: Vec::new(),
+            blamed: Vec::new(),
         }
     }
 
@@ -58,6 +60,7 @@ impl Bench {
                 Effect::Notify { watch, notice } => self.notices.push((watch, notice)),
                 Effect::CloseWatch { watch } => self.closed.push(watch),
                 Effect::PushError { to, error } => self.pushed.push((to, error)),
+                Effect::Blamed { reporter, cause } => self.blamed.push((reporter, cause)),
                 Effect::Connected { .. } => {}
             }
         }
@@ -562,6 +565,61 @@ fn a_group_that_cannot_be_made_tells_all_who_came() {
     let refusal = bench.answers.remove(&first).unwrap().unwrap_err();
     assert_eq!(refusal.code, Code::Aborted, "a member was lost");
     assert!(refusal.message.contains("/job:worker/task:1"), "{refusal}");
+}
+
+/// G3: who waits hears at once that others will not come.
+#[test]
+fn a_group_that_too_few_tasks_are_left_for_fails_at_once() {
+    let told = |bench: &mut Bench, to: ReplyTo| match bench.answers.remove(&to) {
+        Some(Err(error)) => error.to_string(),
+        other => panic!("it waits, or got in: {other:?}"),
+    };
+    // Never registered.
+    let mut bench = Bench::with(|_| {});
+    (0..2).for_each(|index| assert_eq!(bench.now(register(index, 1)), Ok(Reply::Done)));
+    let waiting = [bench.ask(join(0, None, 3)), bench.ask(join(1, None, 3))];
+    bench.event(Event::ProcessEnded { task: worker(2), how: "pid 7 on host h exited with code 3".into() });
+    for to in waiting {
+        let said = told(&mut bench, to);
+        assert!(said.contains("task:2: pid 7 on host h exited with code 3"), "{said}");
+    }
+    // Later callers need not wait; smaller groups can be made; a new life may come.
+    let late = bench.ask(join(0, None, 3));
+    assert!(told(&mut bench, late).contains("exited with code 3"));
+    let few = [bench.ask(join(0, None, 2)), bench.ask(join(1, None, 2))];
+    assert!(few.iter().all(|to| matches!(bench.answers.get(to), Some(Ok(Reply::Group(_))))));
+
+    // Registered and not yet entered: by its launcher, by its silence.
+    let mut bench = Bench::up();
+    let waiting = bench.ask(join(0, None, 3));
+    bench.event(Event::ProcessEnded { task: worker(2), how: "killed by SIGKILL".into() });
+    assert!(told(&mut bench, waiting).contains("killed by SIGKILL"));
+    assert_eq!(state(&mut bench, 2), State::Error);
+    assert_eq!(bench.now(register(2, 2)), Ok(Reply::Done));
+    let again = bench.ask(join(0, None, 3));
+    assert!(!bench.answers.contains_key(&again), "the new life of task 2 is waited for");
+    assert_eq!(bench.now(watch(1, 1, 1, 0)), Ok(Reply::Done));
+    bench.event(Event::WatchBroken { watch: WatchId(1) });
+    bench.pass(Duration::from_secs(1));
+    assert!(told(&mut bench, again).contains("task:1"), "its connection ended");
+
+    // A task that has left in order may come again.
+    let mut bench = Bench::up();
+    let waiting = bench.ask(join(0, None, 3));
+    assert_eq!(bench.now(Request::Shutdown { task: worker(2) }), Ok(Reply::Done));
+    assert!(!bench.answers.contains_key(&waiting));
+    bench.event(Event::ProcessEnded { task: worker(2), how: "exited with code 0".into() });
+    assert!(told(&mut bench, waiting).contains("exited with code 0"));
+}
+
+#[test]
+fn a_task_says_because_of_whom_it_fails() {
+    let mut bench = Bench::up();
+    let blame =
+        |life| Request::Blame { reporter: worker(0), incarnation: Incarnation(life), cause: worker(2) };
+    assert_eq!(code(&bench.now(blame(7))), Some(Code::Aborted), "an earlier life has nothing to say");
+    assert_eq!(bench.now(blame(1)), Ok(Reply::Done));
+    assert_eq!(bench.blamed, [(worker(0), worker(2))]);
 }
 
 #[test]

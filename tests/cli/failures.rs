@@ -71,11 +71,42 @@ fn an_abort_reaches_all_ranks_with_the_words_of_the_one() {
 #[test]
 fn a_panic_is_told_to_all_other_ranks() {
     let end = mistake(&["panic"]);
-    assert_ne!(end.code(), 0, "{end:?}");
+    assert_eq!(end.code(), 101, "its own code, not that of those who failed because of it: {end:?}");
     for rank in 0..3 {
         let begins = format!("rank {rank}: rank 3 on host ");
         assert!(end.stdout.iter().any(|l| l.starts_with(&begins) && l.contains("it panicked")), "{end:?}");
     }
+}
+
+/// Four ranks of which one, before it joins, does what the shell words say. All that the others may wait is a day.
+fn before_joining(rank: u32, does: &str) -> End {
+    let script = format!("[ $RINGWAY_RANK = {rank} ] && {{ {does}; }}; exec \"$0\" count");
+    let mut command = ringway(&["run", "-n", "4", "--", "sh", "-c", &script, failures()]);
+    command.env("RINGWAY_JOIN_TIMEOUT_MS", "86400000");
+    Run::start(command).end()
+}
+
+#[test]
+fn a_rank_that_ends_before_it_joins_is_named_to_those_that_wait() {
+    for (does, how, code) in [
+        ("exit 7", "exited with code 7", 7),
+        ("exit 0", "exited with code 0", 1),
+        ("kill -9 $$", "was killed by SIGKILL", 137),
+    ] {
+        let end = before_joining(2, does);
+        assert_eq!(end.code(), code, "{end:?}");
+        let told = end.stderr.lines().filter(|l| l.contains("rank 2 of 4 (pid ") && l.contains(" on host "));
+        let told = told.filter(|l| l.contains("cannot be made") && l.contains(how));
+        assert_eq!(told.count(), 3, "{does}: all others are told: {end:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_is_refused_tells_those_that_wait_why() {
+    let end = before_joining(1, "export RINGWAY_SOCKET_IFNAME=none0");
+    assert_ne!(end.code(), 0);
+    let told = end.stderr.lines().filter(|l| l.contains("cannot be made") && l.contains("none0"));
+    assert_eq!(told.count(), 3, "all others are told: {end:?}");
 }
 
 #[test]
@@ -88,7 +119,7 @@ fn a_rank_that_is_late_costs_waiting_and_nothing_else() {
 #[test]
 fn a_rank_that_exits_without_a_word_is_named_by_the_others() {
     let end = mistake(&["exit"]);
-    assert_ne!(end.code(), 0, "{end:?}");
+    assert_eq!(end.code(), 3, "its own code, not that of those who failed because of it: {end:?}");
     for rank in 0..3 {
         let begins = format!("rank {rank}: rank 3 on host ");
         assert!(end.stdout.iter().any(|l| l.starts_with(&begins) && l.contains("was lost")), "{end:?}");

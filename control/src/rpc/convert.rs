@@ -215,6 +215,7 @@ pub(super) fn wire_loss(loss: &Loss) -> session::Loss {
         Evidence::Own => session::Evidence::Self_,
         Evidence::Restart => session::Evidence::Restart,
         Evidence::Coordinator => session::Evidence::Coordinator,
+        Evidence::Launcher => session::Evidence::Launcher,
     };
     session::Loss {
         process: Some(session::Process {
@@ -241,6 +242,7 @@ pub(super) fn loss(wire: session::Loss) -> Result<Loss, Status> {
         session::Evidence::Self_ => Evidence::Own,
         session::Evidence::Restart => Evidence::Restart,
         session::Evidence::Coordinator => Evidence::Coordinator,
+        session::Evidence::Launcher => Evidence::Launcher,
     };
     let named = wire.process.ok_or_else(|| invalid("a loss that names no process"))?;
     let host = (!named.host.is_empty()).then(|| named.host.parse::<HostId>()).transpose().map_err(invalid)?;

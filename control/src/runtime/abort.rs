@@ -93,23 +93,30 @@ impl Bridge {
         found.next().filter(|_| found.next().is_none())
     }
 
+    /// Says because of whom this rank fails, so that a launcher does not take its end for the first failure.
+    fn blame(&self, error: &CollectiveError) {
+        let who = match error {
+            CollectiveError::Lost { who, .. } | CollectiveError::Aborted { who, .. } => who,
+            _ => return,
+        };
+        let (Some(agent), Some(cause)) = (self.agent.get().and_then(Weak::upgrade), self.named(who)) else {
+            return;
+        };
+        if self.me.get() != Some(&cause.rank) {
+            agent.blame(&cause.process);
+        }
+    }
+
     /// From the data plane to the control plane.
     fn failed(&self, error: &CollectiveError) {
+        self.blame(error);
         let CollectiveError::Lost { who, kind, evidence, .. } = error else { return };
         // A1 and A2
         let seen_here = !matches!(kind, CauseKind::Reported | CauseKind::Left | CauseKind::Local);
         let Some(agent) = self.agent.get().and_then(Weak::upgrade).filter(|_| seen_here) else { return };
         let Some(lost) = self.named(who).filter(|m| self.first(m.rank)).cloned() else { return };
-        let evidence = evidence.clone();
-        let report = move || {
-            if let Err(error) = agent.report_loss(&lost.process.task, lost.process.incarnation, &evidence) {
-                tracing::debug!(rank = lost.rank, %error, "the loss was not taken by the coordination service");
-            }
-        };
-        // The engine is locked, and the report is a remote call.
-        if let Err(error) = std::thread::Builder::new().name("ringway-report".to_owned()).spawn(report) {
-            tracing::warn!(%error, "no thread to report a loss on: the others hear of it by their own connections");
-        }
+        // Not waited for: the engine is locked.
+        agent.tell_loss(&lost.process.task, lost.process.incarnation, evidence);
     }
 }
 

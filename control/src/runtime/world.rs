@@ -133,7 +133,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // A report of a loss may still hold the agent for a moment; dropping it then counts as a loss of this rank,
+        // The engine's callback may still hold the agent for a moment; dropping it then counts as a loss of this rank,
         // in a job that has ended by one anyway.
         if let Some(Err(error)) = self.agent.take().and_then(Arc::into_inner).map(Agent::leave) {
             tracing::debug!(%error, "leaving");
@@ -159,12 +159,6 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
     let secret = settings.job_secret.as_ref().map_or("", |s| s.reveal());
     let life = incarnation();
     let me = Identity { rank, token: token(&launch.job_id, secret), life };
-    let failed = |source| JoinError::Transports { rank, source };
-    let opened = open(me, launch, settings).map_err(failed)?;
-    if let Opened::Unusable(unusable, _) = &opened {
-        // Said at once, in case the others never come; the rank ends by it when they have heard why.
-        tracing::error!("rank {rank}: {unusable}");
-    }
     let (server, address) = coordinator(launch, settings)?;
     let process = Process {
         task: TaskId::new(RANK_JOB, rank).map_err(|e| JoinError::Host { rank, source: e.into() })?,
@@ -175,6 +169,46 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
     let mut config = AgentConfig::new(address, process, settings.heartbeat_timeout);
     config.times.register_timeout = settings.connect_timeout;
     let agent = Agent::start(config).map_err(|source| JoinError::Agent { rank, source })?;
+    // The service knows this rank from here on: the others hear of what stops it.
+    match enter(launch, settings, me, algorithm, &agent) {
+        Ok((comm, members, bridge)) => {
+            let agent = Arc::new(agent);
+            bridge.connect(&agent, members.clone(), rank, comm.reporter());
+            Ok((comm, World { agent: Some(agent), server, members }))
+        }
+        Err(error) => {
+            give_up(&agent, &error);
+            Err(error)
+        }
+    }
+}
+
+/// Tells the others why this rank does not come. What the service itself has said is known to them.
+fn give_up(agent: &Agent, error: &JoinError) {
+    if matches!(error, JoinError::Group { .. }) {
+        return;
+    }
+    let me = agent.process();
+    if let Err(unsaid) = agent.report_loss(&me.task, me.incarnation, &error.to_string()) {
+        tracing::debug!(%unsaid, "the others learn of it by the end of this rank's connection");
+    }
+}
+
+/// Opens the transports, meets the others, and makes the communicator.
+fn enter(
+    launch: &Launch,
+    settings: &Settings,
+    me: Identity,
+    algorithm: Option<Algorithm>,
+    agent: &Agent,
+) -> Result<(Communicator, Vec<GroupMember>, Arc<Bridge>), JoinError> {
+    let rank = me.rank;
+    let failed = |source| JoinError::Transports { rank, source };
+    let opened = open(me, launch, settings).map_err(failed)?;
+    if let Opened::Unusable(unusable, _) = &opened {
+        // Said at once, in case the others never come; the rank ends by it when they have heard why.
+        tracing::error!("rank {rank}: {unusable}");
+    }
     let table = agent
         .join_group(GroupRequest {
             // The job's own name: a rank that has reached another job's service never joins its ranks.
@@ -199,10 +233,8 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
     let mut options = options(settings, algorithm);
     options.on_failure = Some(bridge.on_failure());
     let comm = Communicator::new(transport, group(&table, rank), options)?;
-    let agent = Arc::new(agent);
-    bridge.connect(&agent, table.members.clone(), rank, comm.reporter());
     pin(&settings.pin, launch).map_err(|source| JoinError::Pin { rank, source })?;
-    Ok((comm, World { agent: Some(agent), server, members: table.members }))
+    Ok((comm, table.members, bridge))
 }
 
 /// The service's address, and the service itself where this rank hosts it.

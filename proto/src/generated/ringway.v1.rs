@@ -123,6 +123,15 @@ pub struct ReportLossRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportLossResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BlameRequest {
+    #[prost(message, optional, tag = "1")]
+    pub reporter: ::core::option::Option<Process>,
+    #[prost(message, optional, tag = "2")]
+    pub cause: ::core::option::Option<Process>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BlameResponse {}
 /// By what a loss was recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -140,6 +149,8 @@ pub enum Evidence {
     Restart = 5,
     /// The process with the coordination service is gone or silent.
     Coordinator = 6,
+    /// Its launcher, which hosts the service, saw its process end.
+    Launcher = 7,
 }
 impl Evidence {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -155,6 +166,7 @@ impl Evidence {
             Self::Self_ => "EVIDENCE_SELF",
             Self::Restart => "EVIDENCE_RESTART",
             Self::Coordinator => "EVIDENCE_COORDINATOR",
+            Self::Launcher => "EVIDENCE_LAUNCHER",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -167,6 +179,7 @@ impl Evidence {
             "EVIDENCE_SELF" => Some(Self::Self_),
             "EVIDENCE_RESTART" => Some(Self::Restart),
             "EVIDENCE_COORDINATOR" => Some(Self::Coordinator),
+            "EVIDENCE_LAUNCHER" => Some(Self::Launcher),
             _ => None,
         }
     }
@@ -341,6 +354,29 @@ pub mod session_setup_client {
                 .insert(GrpcMethod::new("ringway.v1.SessionSetup", "ReportLoss"));
             self.inner.unary(req, path, codec).await
         }
+        /// Tells the service that the caller fails because of another task, which was lost, left, or ended what both were in.
+        /// Who started both knows by this whose failure came first. The first word of a task counts.
+        pub async fn blame(
+            &mut self,
+            request: impl tonic::IntoRequest<super::BlameRequest>,
+        ) -> std::result::Result<tonic::Response<super::BlameResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ringway.v1.SessionSetup/Blame",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ringway.v1.SessionSetup", "Blame"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -387,6 +423,12 @@ pub mod session_setup_server {
             tonic::Response<super::ReportLossResponse>,
             tonic::Status,
         >;
+        /// Tells the service that the caller fails because of another task, which was lost, left, or ended what both were in.
+        /// Who started both knows by this whose failure came first. The first word of a task counts.
+        async fn blame(
+            &self,
+            request: tonic::Request<super::BlameRequest>,
+        ) -> std::result::Result<tonic::Response<super::BlameResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct SessionSetupServer<T> {
@@ -583,6 +625,50 @@ pub mod session_setup_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReportLossSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ringway.v1.SessionSetup/Blame" => {
+                    #[allow(non_camel_case_types)]
+                    struct BlameSvc<T: SessionSetup>(pub Arc<T>);
+                    impl<
+                        T: SessionSetup,
+                    > tonic::server::UnaryService<super::BlameRequest> for BlameSvc<T> {
+                        type Response = super::BlameResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::BlameRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as SessionSetup>::blame(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = BlameSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

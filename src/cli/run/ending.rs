@@ -1,8 +1,9 @@
 //! When the ranks are told to end, and what the launcher's exit code is. Pure: events and a clock in, steps out.
 //!
-//! - I1: the exit code is that of the first rank that failed, whatever the others do when they are ended. A rank that was
-//!   killed is often heard of after those that failed because of it, since the kernel closes its connections before it
-//!   tells the parent: for a moment ([`SETTLE`]) it takes the place of a rank that exited.
+//! - I1: the exit code is that of the first rank that failed, whatever the others do when they are ended. A rank is often
+//!   heard of after those that failed because of it, since its connections end before it does. So failures are collected
+//!   for a moment ([`SETTLE`]): a rank that was killed comes first, then one that another, as that one said itself, failed
+//!   because of, then the order in which they were heard of.
 //! - I2: after a failure every phase has a deadline, so the launcher ends though ranks ignore SIGTERM.
 //! - I3: ranks that the user asked to end (a forwarded signal) get longer than ranks left over by a failure, since
 //!   they may be saving their work; a second signal cuts that short, a third kills.
@@ -12,7 +13,7 @@ use std::time::Duration;
 /// How long ranks have to end by themselves after a signal from the user was forwarded to them.
 pub(super) const ASKED_GRACE: Duration = Duration::from_secs(30);
 
-/// How long a rank that was killed may be heard of after one that exited because of it.
+/// How long a rank may be heard of after one that exited because of it.
 const SETTLE: Duration = Duration::from_millis(200);
 /// Signals that strike a process from outside or for a fault of its own: never a program's answer to another's failure,
 /// as SIGABRT can be. By number, as waiting gives them: ILL, BUS, FPE, KILL, SEGV.
@@ -82,14 +83,17 @@ pub(super) struct Ending {
     grace: Duration,
     phase: Phase,
     until: Option<Duration>,
+    /// In the order heard of, until the first of them is settled.
+    failures: Vec<Failure>,
+    /// The first, once settled.
     first: Option<Failure>,
-    /// Until when `first` may yet be another; `None` once it was told.
+    /// Until when the first may yet be another; `None` before a failure and once it was told.
     settled: Option<Duration>,
 }
 
 impl Ending {
     pub(super) fn new(grace: Duration) -> Self {
-        Ending { grace, phase: Phase::Running, until: None, first: None, settled: None }
+        Ending { grace, phase: Phase::Running, until: None, failures: Vec::new(), first: None, settled: None }
     }
 
     /// A rank ended.
@@ -97,26 +101,32 @@ impl Ending {
         if failure.outcome.is_success() {
             return;
         }
-        match self.first {
-            None => {
-                self.first = Some(failure);
-                self.settled = Some(if failure.is_a_cause() { now } else { now + SETTLE.min(self.grace) });
+        let open = self.first.is_none() && self.phase < Phase::Terminating;
+        let in_time = self.failures.is_empty() || self.settled.is_some_and(|until| now < until);
+        if self.failures.is_empty() {
+            self.settled = Some(now + SETTLE.min(self.grace));
+        }
+        if self.failures.is_empty() || (open && in_time) {
+            self.failures.push(failure);
+            if failure.is_a_cause() {
+                self.settled = Some(now);
             }
-            Some(_) if failure.is_a_cause() && self.phase < Phase::Terminating => {
-                if self.settled.is_some_and(|until| now < until) {
-                    (self.first, self.settled) = (Some(failure), Some(now));
-                }
-            }
-            Some(_) => {}
         }
         if self.phase == Phase::Running {
             self.enter(Phase::Failed, now + self.grace);
         }
     }
 
-    /// The first failure, once: as soon as no other can take its place.
-    pub(super) fn verdict(&mut self, running: usize, now: Duration) -> Option<Failure> {
+    /// The first failure, once: as soon as no other can take its place. `blamed` tells because of whom a rank failed, by
+    /// its own word.
+    pub(super) fn verdict(
+        &mut self,
+        running: usize,
+        now: Duration,
+        blamed: impl Fn(u32) -> Option<u32>,
+    ) -> Option<Failure> {
         self.settled.take_if(|until| now >= *until || running == 0)?;
+        self.first = first_of(&self.failures, blamed);
         self.first
     }
 
@@ -152,7 +162,7 @@ impl Ending {
 
     /// I1.
     pub(super) fn exit_code(&self) -> u8 {
-        self.first.map_or(0, |failure| failure.outcome.code())
+        self.first.or(self.failures.first().copied()).map_or(0, |failure| failure.outcome.code())
     }
 
     fn terminate(&mut self, now: Duration) -> Step {
@@ -172,9 +182,49 @@ impl Ending {
     }
 }
 
+/// I1: which of these failures came first.
+fn first_of(failures: &[Failure], blamed: impl Fn(u32) -> Option<u32>) -> Option<Failure> {
+    if let Some(struck) = failures.iter().find(|failure| failure.is_a_cause()) {
+        return Some(*struck);
+    }
+    let mut first = *failures.first()?;
+    // Ranks that blame each other in a circle come back to where they began.
+    for _ in 0..failures.len() {
+        let cause = blamed(first.rank).and_then(|rank| failures.iter().find(|failure| failure.rank == rank));
+        match cause {
+            Some(cause) => first = *cause,
+            None => break,
+        }
+    }
+    Some(first)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn nobody(_: u32) -> Option<u32> {
+        None
+    }
+
+    /// I1.
+    #[test]
+    fn a_rank_that_others_failed_because_of_comes_first() {
+        let (mut ending, now) = (Ending::new(s(2)), s(5));
+        let [a, b, c] = [0, 1, 2].map(|rank| by(rank, Outcome::Exited(10 + rank as u8)));
+        [a, b, c].into_iter().for_each(|failure| ending.ended(failure, now));
+        assert_eq!(ending.verdict(1, now, nobody), None, "another may come yet");
+        let because = |rank| [Some(1), Some(2), None, None][rank as usize];
+        assert_eq!(ending.verdict(1, now + SETTLE, because), Some(c));
+        assert_eq!(ending.exit_code(), 12);
+
+        let first = |blamed: &dyn Fn(u32) -> Option<u32>| first_of(&[b, a, c], blamed);
+        assert_eq!(first(&nobody), Some(b), "as they were heard of");
+        assert_eq!(first(&|_| Some(3)), Some(b), "the one to blame has not failed");
+        assert!(first(&|rank| Some((rank + 1) % 3)).is_some(), "a circle has no beginning, and an end");
+        let killed = by(3, Outcome::Killed(9));
+        assert_eq!(first_of(&[a, killed], |_| Some(0)), Some(killed));
+    }
 
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -192,28 +242,35 @@ mod tests {
         ending.ended(exited, s(5));
         ending.ended(by(0, Outcome::Killed(6)), s(5));
         ending.ended(killed, s(5) + SETTLE / 2);
-        assert_eq!(ending.verdict(1, s(5) + SETTLE / 2), Some(killed), "at once: nothing can take its place");
+        assert_eq!(
+            ending.verdict(1, s(5) + SETTLE / 2, nobody),
+            Some(killed),
+            "at once: nothing can take its place"
+        );
         assert_eq!(ending.exit_code(), 137);
         assert_eq!(ending.due(s(7)), Some(Step::Terminate), "the grace counts from the first failure");
 
         // Too late: told since nobody is left, or ended by us.
         let mut ending = Ending::new(s(2));
         ending.ended(exited, s(5));
-        assert_eq!(ending.verdict(0, s(5)), Some(exited));
+        assert_eq!(ending.verdict(0, s(5), nobody), Some(exited));
         ending.ended(killed, s(5));
-        assert_eq!((ending.verdict(0, s(9)), ending.exit_code()), (None, 1));
+        assert_eq!((ending.verdict(0, s(9), nobody), ending.exit_code()), (None, 1));
         let mut ending = Ending::new(s(0));
         ending.ended(exited, s(5));
-        assert_eq!((ending.verdict(3, s(5)), ending.due(s(5))), (Some(exited), Some(Step::Terminate)));
+        assert_eq!(
+            (ending.verdict(3, s(5), nobody), ending.due(s(5))),
+            (Some(exited), Some(Step::Terminate))
+        );
         ending.ended(killed, s(5));
-        assert_eq!((ending.verdict(2, s(9)), ending.exit_code()), (None, 1));
+        assert_eq!((ending.verdict(2, s(9), nobody), ending.exit_code()), (None, 1));
     }
 
     #[test]
     fn success_needs_no_end() {
         let mut ending = Ending::new(s(2));
         ending.ended(by(0, Outcome::Exited(0)), s(5));
-        assert_eq!(ending.verdict(0, s(5)), None);
+        assert_eq!(ending.verdict(0, s(5), nobody), None);
         assert_eq!(ending.deadline(), None);
         assert_eq!(ending.exit_code(), 0);
     }
@@ -224,11 +281,11 @@ mod tests {
         let mut ending = Ending::new(s(2));
         let first = by(3, Outcome::Exited(7));
         ending.ended(first, s(10));
-        assert_eq!(ending.verdict(3, s(10)), None);
+        assert_eq!(ending.verdict(3, s(10), nobody), None);
         assert_eq!(ending.deadline(), Some(s(10) + SETTLE));
-        assert_eq!(ending.verdict(3, s(11)), Some(first));
+        assert_eq!(ending.verdict(3, s(11), nobody), Some(first));
         ending.ended(by(1, Outcome::Killed(9)), s(11));
-        assert_eq!(ending.verdict(2, s(11)), None);
+        assert_eq!(ending.verdict(2, s(11), nobody), None);
         assert_eq!(ending.due(s(11)), None);
         assert_eq!(ending.due(s(12)), Some(Step::Terminate));
         assert_eq!(ending.due(s(13)), None);

@@ -25,9 +25,11 @@ use ending::{Ending, Failure, Outcome, Step};
 use output::Output;
 use ranks::{Job, Plan, Ranks};
 use ringway::log::LogError;
-use ringway_control::rpc::serve::ServeError;
+use ringway_control::launch::RANK_JOB;
+use ringway_control::rpc::serve::{ServeError, Server};
 use ringway_control::runtime::start_coordinator;
 use ringway_control::settings::{Family, Settings, SettingsError};
+use ringway_topology::TaskId;
 pub(crate) use stage::Stage;
 
 /// Default of `--grace-ms`.
@@ -139,13 +141,15 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
         _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
     let coordinator = start_coordinator(SocketAddr::new(loopback, 0), args.ranks, &settings)?;
-    let (program, tag, coordinator) = (args.program.as_slice(), args.tag, coordinator.local_addr());
-    let mut ranks = Ranks::start(&Plan { program, ranks: args.ranks, tag, job: &job, coordinator })?;
+    let (program, tag) = (args.program.as_slice(), args.tag);
+    let plan = Plan { program, ranks: args.ranks, tag, job: &job, coordinator: coordinator.local_addr() };
+    let mut ranks = Ranks::start(&plan)?;
     let output = match ranks.take_streams() {
         streams if streams.is_empty() => None,
         streams => Some(Output::start(streams).map_err(system("start a thread"))?),
     };
-    let code = wait_for_ranks(args, &mut ranks, &mut signals).map_err(system("wait for signals"));
+    let code =
+        wait_for_ranks(args, &mut ranks, &coordinator, &mut signals).map_err(system("wait for signals"));
     if let Some(output) = output {
         output.finish();
     }
@@ -153,18 +157,23 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
 }
 
 /// The launcher's loop: signals, ends of processes, and deadlines, until nothing that was started is left.
-fn wait_for_ranks(args: &Args, ranks: &mut Ranks, signals: &mut Signals) -> io::Result<u8> {
+fn wait_for_ranks(
+    args: &Args,
+    ranks: &mut Ranks,
+    coordinator: &Server,
+    signals: &mut Signals,
+) -> io::Result<u8> {
     let grace = Duration::from_millis(args.grace_ms);
     let start = Instant::now();
     let mut ending = Ending::new(grace);
     loop {
-        let mut ended = ranks.reap()?;
-        // Of ranks that ended between two looks, one that was killed is the cause, and the others' errors follow from it.
-        ended.sort_by_key(|(.., outcome)| matches!(outcome, Outcome::Exited(_)));
-        for (rank, pid, outcome) in ended {
-            ending.ended(Failure { rank, pid, outcome }, start.elapsed());
+        for (rank, pid, outcome) in ranks.reap()? {
+            let failure = Failure { rank, pid, outcome };
+            tell_others(failure, args.ranks, coordinator);
+            ending.ended(failure, start.elapsed());
         }
-        if let Some(failure) = ending.verdict(ranks.running(), start.elapsed()) {
+        let blamed = |rank| coordinator.blamed_by(&task(rank)?).map(|cause| cause.index());
+        if let Some(failure) = ending.verdict(ranks.running(), start.elapsed(), blamed) {
             report_failure(failure, ranks.running(), args.ranks);
         }
         let mut steps = Vec::new();
@@ -216,11 +225,29 @@ fn take(step: Step, ranks: &Ranks) {
     ranks.send(Signal::CONT);
 }
 
-fn report_failure(Failure { rank, pid, outcome }: Failure, left: usize, ranks: u32) {
-    let how = match outcome {
+/// A rank's task of the coordination service.
+fn task(rank: u32) -> Option<TaskId> {
+    TaskId::new(RANK_JOB, rank).ok()
+}
+
+/// The end of a rank, to those that wait for it.
+fn tell_others(Failure { rank, pid, outcome }: Failure, ranks: u32, coordinator: &Server) {
+    if let Some(task) = task(rank) {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let how = format!("rank {rank} of {ranks} (pid {pid} on host {host}) {}", words(outcome));
+        coordinator.process_ended(task, how);
+    }
+}
+
+fn words(outcome: Outcome) -> String {
+    match outcome {
         Outcome::Exited(code) => format!("exited with code {code}"),
         Outcome::Killed(signal) => format!("was killed by {}", signals::name(signal)),
-    };
+    }
+}
+
+fn report_failure(Failure { rank, pid, outcome }: Failure, left: usize, ranks: u32) {
+    let how = words(outcome);
     let rest =
         if left == 0 { String::new() } else { format!("; ending the other {}", counted(left, "rank")) };
     say(&format!("run: rank {rank} of {ranks} (pid {pid}) {how}{rest}"));

@@ -2,8 +2,8 @@
 //!
 //! - G1. All members of a group get the same table.
 //! - G2. Ranks are 0 to size - 1, each once. A member that asked for a rank has it.
-//! - G3. A group is made when all its members are there. If one is lost before, or two disagree, all who came are
-//!   told so at once, and the group may be tried again.
+//! - G3. A group is made when all its members are there. If one is lost before, too few tasks are left, or two disagree,
+//!   all who came are told so at once, and the group may be tried again.
 //! - G4. A group that is made never changes: a restarted task enters a group of another name.
 //!
 //! A group is forgotten when all its members have left or are lost; its name is then free.
@@ -187,6 +187,18 @@ impl Groups {
             made.present.remove(&slot);
             !made.present.is_empty()
         });
+    }
+
+    /// Ends the attempts that too few tasks are left for, naming those that are gone.
+    pub(super) fn abandon(&mut self, members: &Membership, out: &mut Vec<Effect>) {
+        let left = members.everyone().len() - members.gone().len();
+        let hopeless = self.forming.iter().filter(|(_, forming)| forming.size as usize > left);
+        let names: Vec<String> = hopeless.map(|(name, _)| name.clone()).collect();
+        for name in names {
+            let why = list(members.gone().map(|(task, why)| format!("{task}: {why}")));
+            let message = format!("group {name:?} cannot be made: {why}; look at the logs of those first");
+            self.fail(&name, &Refusal::new(Code::Aborted, message), out);
+        }
     }
 
     /// Ends the attempts whose time is over, naming who is missing.

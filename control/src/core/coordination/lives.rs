@@ -165,10 +165,24 @@ impl Coordinator {
         self.members.fail_wait(&error, out);
         self.barriers.lose(slot, &self.members, &format!("failed: {error}"), out);
         self.groups.lose(slot, &error, out);
+        // A task that was restarted comes again at once.
+        if evidence != Evidence::Restart {
+            self.members.give_up(slot, &*error.message);
+            self.groups.abandon(&self.members, out);
+        }
         self.alive.settle(&self.members, out);
         for to in self.departure.lose(slot) {
             out.push(Effect::Reply { to, result: Err(error.clone()) });
         }
+    }
+
+    /// The process of a task has ended: whatever the task was doing, it will not go on, nor come later.
+    pub(super) fn process_ended(&mut self, task: &TaskId, how: String, out: &mut Vec<Effect>) {
+        // A launcher names its own ranks; one that is not of the cluster has nobody who waits for it.
+        let Ok(slot) = self.members.slot(task) else { return };
+        self.members.give_up(slot, &how);
+        self.lose(slot, Evidence::Launcher, Code::Unavailable, how, out);
+        self.groups.abandon(&self.members, out);
     }
 
     fn origin(&self, slot: Slot, reported: bool) -> Origin {

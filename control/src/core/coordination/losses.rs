@@ -32,6 +32,8 @@ pub enum Evidence {
     Restart,
     /// The process with the coordination service is gone or silent.
     Coordinator,
+    /// Its launcher, which hosts the service, saw its process end.
+    Launcher,
 }
 
 /// The end of one life of a task.

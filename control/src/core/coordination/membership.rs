@@ -51,6 +51,8 @@ pub(super) struct Membership {
     connected: u32,
     /// The tasks in error.
     failed: BTreeSet<Slot>,
+    /// The tasks that will not come any more as they are, and why; a new life of one takes it off.
+    gone: BTreeMap<Slot, String>,
     everyone: Arc<[Slot]>,
     waiting: Vec<ReplyTo>,
     wait_deadline: Option<Time>,
@@ -78,6 +80,7 @@ impl Membership {
             jobs: table,
             connected: 0,
             failed: BTreeSet::new(),
+            gone: BTreeMap::new(),
             everyone,
             waiting: Vec::new(),
             wait_deadline: None,
@@ -163,6 +166,16 @@ impl Membership {
         self.get(slot).error.clone().map(|error| (slot, error))
     }
 
+    /// A task will not come any more as it is. The first reason stays.
+    pub(super) fn give_up(&mut self, slot: Slot, why: impl Into<String>) {
+        self.gone.entry(slot).or_insert_with(|| why.into());
+    }
+
+    /// The tasks that will not come any more, with the reasons.
+    pub(super) fn gone(&self) -> impl ExactSizeIterator<Item = (&TaskId, &str)> {
+        self.gone.iter().map(|(&slot, why)| (self.name(slot), why.as_str()))
+    }
+
     /// Changes the state of a task and tells those who watch its job.
     pub(super) fn set_state(
         &mut self,
@@ -199,6 +212,7 @@ impl Membership {
 
     /// A task begins a life.
     pub(super) fn connect(&mut self, slot: Slot, incarnation: Incarnation, out: &mut Vec<Effect>) {
+        self.gone.remove(&slot);
         let member = self.get_mut(slot);
         let before = std::mem::replace(&mut member.incarnation, incarnation);
         if before != incarnation && before != Incarnation::default() {

@@ -196,6 +196,13 @@ impl Coordinator {
                 self.members.connected_as(reporter, incarnation)?;
                 self.report_loss(reporter, &lost, seen, detail, out)
             }
+            Request::Blame { reporter, incarnation, cause } => {
+                let slot = self.members.slot(&reporter)?;
+                self.members.connected_as(slot, incarnation)?;
+                self.members.slot(&cause)?;
+                out.push(Effect::Blamed { reporter, cause });
+                Ok(Reply::Done)
+            }
             Request::Watch { watch, process, since_epoch } => self.watch(watch, process, since_epoch, out),
         };
         Ok(Answer::Now(result))
@@ -299,6 +306,7 @@ impl Coordinator {
                 self.members.get_mut(slot).rank.get_or_insert(rank);
             }
         }
+        self.groups.abandon(&self.members, out);
         Ok(answer)
     }
 
@@ -370,6 +378,7 @@ impl Machine for Coordinator {
             Event::Ask { reply, request } => self.ask(now, reply, request, out),
             Event::Gone { reply } => self.gone(reply),
             Event::WatchBroken { watch } => self.losses.broken(watch, now),
+            Event::ProcessEnded { task, how } => self.process_ended(&task, how, out),
             Event::Stop => self.stop(out),
         }
         self.depart(now, out);

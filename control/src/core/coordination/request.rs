@@ -130,6 +130,8 @@ pub enum Request {
     Join(Box<Join>),
     /// A task is lost, or gives up itself.
     ReportLoss { reporter: TaskId, incarnation: Incarnation, lost: TaskId, seen: Incarnation, detail: String },
+    /// A task fails because of another.
+    Blame { reporter: TaskId, incarnation: Incarnation, cause: TaskId },
     /// Open a stream of notices under the given name.
     Watch { watch: WatchId, process: Process, since_epoch: u64 },
 }
@@ -199,6 +201,8 @@ pub enum Event {
     Gone { reply: ReplyTo },
     /// A stream of notices ended from the other side.
     WatchBroken { watch: WatchId },
+    /// Who started a task, and hosts the service, saw the task's process end: in these words.
+    ProcessEnded { task: TaskId, how: String },
     /// The service is about to end.
     Stop,
 }
@@ -214,6 +218,8 @@ pub enum Effect {
     CloseWatch { watch: WatchId },
     /// Tell an agent that runs a server of its own of an error of another task.
     PushError { to: TaskId, error: Refusal },
+    /// A task fails because of another, as it says itself.
+    Blamed { reporter: TaskId, cause: TaskId },
     /// So many tasks are connected now.
     Connected { tasks: u32 },
 }

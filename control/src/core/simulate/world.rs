@@ -338,7 +338,8 @@ impl World {
                 Event::Ask { reply, request } => Happening::Arrive { to: reply, request },
                 Event::Gone { reply } => Happening::Gone { to: reply },
                 Event::WatchBroken { watch } => Happening::Broken { watch },
-                Event::Stop => return Ok(()),
+                // There is no launcher in this world.
+                Event::ProcessEnded { .. } | Event::Stop => return Ok(()),
             };
             self.at(until, again);
             return Ok(());
@@ -374,7 +375,7 @@ impl World {
                         self.at(at, Happening::WatchEnded { watch });
                     }
                 }
-                Effect::PushError { .. } | Effect::Connected { .. } => {}
+                Effect::PushError { .. } | Effect::Blamed { .. } | Effect::Connected { .. } => {}
             }
         }
         let deadline = self.coordinator.deadline();

@@ -12,6 +12,7 @@ use tonic::transport::Channel;
 use super::Agent;
 use super::errors::{BarrierError, JoinError, ReportError, StoreError};
 use crate::core::coordination::groups::GroupTable;
+use crate::core::coordination::request::Process;
 use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
 
 /// Time that a call gets beyond the wait that it asks for, so that the coordinator's own answer, which names who is
@@ -75,6 +76,33 @@ impl Agent {
         incarnation: Incarnation,
         detail: &str,
     ) -> Result<(), ReportError> {
+        let request = self.loss_of(lost, incarnation, detail);
+        let mut client = self.session();
+        let call = async move { client.report_loss(request).await };
+        self.run(self.call_timeout, call)
+            .map(drop)
+            .map_err(|failure| ReportError::new(&self.process.task, &self.address, &failure))
+    }
+
+    /// Tells the coordinator that this task fails because of another. Returns at once: the word goes before any later call
+    /// of this agent, and is of use to whoever started both tasks, if it hosts the service.
+    pub fn blame(&self, cause: &Process) {
+        let request = wire::BlameRequest {
+            reporter: Some(convert::wire_process(&self.process)),
+            cause: Some(convert::wire_process(cause)),
+        };
+        let mut client = self.session();
+        self.tell("blames another", async move { client.blame(request).await });
+    }
+
+    /// As [`Agent::report_loss`], without waiting for the answer: the word goes before any later call of this agent.
+    pub fn tell_loss(&self, lost: &TaskId, incarnation: Incarnation, detail: &str) {
+        let request = self.loss_of(lost, incarnation, detail);
+        let mut client = self.session();
+        self.tell("saw another lost", async move { client.report_loss(request).await });
+    }
+
+    fn loss_of(&self, lost: &TaskId, incarnation: Incarnation, detail: &str) -> wire::ReportLossRequest {
         let lost = wire::Process {
             job: lost.job().to_owned(),
             task: lost.index(),
@@ -82,16 +110,25 @@ impl Agent {
             host: self.process.host.to_text(),
             pid: 0,
         };
-        let request = wire::ReportLossRequest {
+        wire::ReportLossRequest {
             reporter: Some(convert::wire_process(&self.process)),
             lost: Some(lost),
             detail: detail.to_owned(),
-        };
-        let mut client = self.session();
-        let call = async move { client.report_loss(request).await };
-        self.run(self.call_timeout, call)
-            .map(drop)
-            .map_err(|failure| ReportError::new(&self.process.task, &self.address, &failure))
+        }
+    }
+
+    /// Makes a call on the agent's thread that nobody waits for.
+    fn tell<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        call: impl Future<Output = Result<T, tonic::Status>> + Send + 'static,
+    ) {
+        let limit = self.call_timeout;
+        self.runtime.spawn(async move {
+            if let Ok(Err(status)) = tokio::time::timeout(limit, call).await {
+                tracing::debug!(%status, "the coordination service does not take that this task {what}");
+            }
+        });
     }
 
     /// Writes a value under a key. One that is there is kept, as an error, unless `overwrite`.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use ringway_topology::TaskId;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 
@@ -18,17 +19,28 @@ use crate::core::coordination::errors::{Code, Refusal};
 use crate::core::coordination::request::{Effect, Event, Notice, Process, Reply, ReplyTo, Request, WatchId};
 use crate::rpc::driver::{Clock, INBOX_LIMIT, Input, Outbox, drive};
 
-/// How many tasks are connected, for those outside the service's thread.
+/// How many tasks are connected and whom they blame, for those outside the service's thread.
 #[derive(Debug, Default)]
 pub(super) struct Population {
     tasks: Mutex<u32>,
     changed: Condvar,
+    blames: Mutex<HashMap<TaskId, TaskId>>,
 }
 
 impl Population {
     fn set(&self, tasks: u32) {
         *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
         self.changed.notify_all();
+    }
+
+    fn blame(&self, reporter: TaskId, cause: TaskId) {
+        let mut blames = self.blames.lock().unwrap_or_else(PoisonError::into_inner);
+        blames.entry(reporter).or_insert(cause);
+    }
+
+    /// Whom this task blamed first.
+    pub(super) fn blamed_by(&self, reporter: &TaskId) -> Option<TaskId> {
+        self.blames.lock().unwrap_or_else(PoisonError::into_inner).get(reporter).cloned()
     }
 
     /// Waits until there is none.
@@ -56,10 +68,13 @@ pub(super) struct Desk {
 }
 
 impl Desk {
-    /// Starts a coordinator on the runtime of the caller.
-    pub(super) fn open(config: &ServerConfig, population: Arc<Population>) -> Desk {
+    /// Starts a coordinator on the runtime of the caller. What comes by `events` goes before what is asked.
+    pub(super) fn open(
+        config: &ServerConfig,
+        population: Arc<Population>,
+        (urgent, events): (mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<Event>),
+    ) -> Desk {
         let (inbox, inputs) = mpsc::channel(INBOX_LIMIT);
-        let (urgent, events) = mpsc::unbounded_channel();
         let files = Files {
             callers: HashMap::new(),
             streams: HashMap::new(),
@@ -189,6 +204,7 @@ impl Outbox<Effect> for Files {
                 self.streams.remove(&watch);
             }
             Effect::PushError { to, error } => self.pusher.push(&to, &error),
+            Effect::Blamed { reporter, cause } => self.population.blame(reporter, cause),
             Effect::Connected { tasks } => self.population.set(tasks),
         }
     }

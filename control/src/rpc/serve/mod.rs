@@ -17,7 +17,7 @@ use std::time::Duration;
 use ringway_proto::ringway::v1::session_setup_server::SessionSetupServer;
 use ringway_proto::tensorflow::coordination_service_server::CoordinationServiceServer;
 use ringway_topology::{Incarnation, TaskId};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tonic::codec::CompressionEncoding;
 
 use self::accept::incoming;
@@ -26,6 +26,7 @@ use self::desk::{Desk, Population};
 use self::session::Session;
 use super::MESSAGE_LIMIT_BYTES;
 use crate::core::coordination::CoordinatorConfig;
+use crate::core::coordination::request::Event;
 
 /// Connections that the kernel holds until the service takes them.
 const BACKLOG: u32 = 4096;
@@ -121,6 +122,7 @@ pub struct Server {
     address: SocketAddr,
     incarnation: Incarnation,
     population: Arc<Population>,
+    urgent: mpsc::UnboundedSender<Event>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -138,11 +140,13 @@ impl Server {
         let population = Arc::new(Population::default());
         let (stop, stopped) = oneshot::channel();
         let (incarnation, counted) = (config.incarnation, population.clone());
+        let (urgent, events) = mpsc::unbounded_channel();
+        let pressing = (urgent.clone(), events);
         let thread = std::thread::Builder::new().name("ringway-coord".to_owned()).spawn(move || {
-            runtime.block_on(serve(listener, config, counted, stopped));
+            runtime.block_on(serve(listener, config, counted, pressing, stopped));
         });
         let thread = Some(thread.map_err(fault)?);
-        Ok(Server { address, incarnation, population, stop: Some(stop), thread })
+        Ok(Server { address, incarnation, population, urgent, stop: Some(stop), thread })
     }
 
     /// Where the service is, with the port that was taken.
@@ -155,6 +159,21 @@ impl Server {
     #[must_use]
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
+    }
+
+    /// Tells the service that the process of a task has ended, in words: `how` names the process and its exit status.
+    ///
+    /// Whoever started the processes knows it first, also of one that never connected. All tasks hear of the loss if the
+    /// task was connected, and a group that cannot be made without it fails at once.
+    pub fn process_ended(&self, task: TaskId, how: impl Into<String>) {
+        // The receiver is gone only if the service has ended already.
+        let _ = self.urgent.send(Event::ProcessEnded { task, how: how.into() });
+    }
+
+    /// The task because of which this one failed, as it said itself: the first that it named.
+    #[must_use]
+    pub fn blamed_by(&self, task: &TaskId) -> Option<TaskId> {
+        self.population.blamed_by(task)
     }
 
     /// Waits until no task is connected, for `limit` at most. Whether that is so.
@@ -191,13 +210,14 @@ async fn serve(
     listener: TcpListener,
     config: ServerConfig,
     population: Arc<Population>,
+    pressing: (mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<Event>),
     stopped: oneshot::Receiver<()>,
 ) {
     let connections = match incoming(listener, config.connections_limit, config.handshake_timeout) {
         Ok(connections) => connections,
         Err(error) => return tracing::error!(%error, "the coordination service cannot take connections"),
     };
-    let desk = Desk::open(&config, population);
+    let desk = Desk::open(&config, population, pressing);
     let coordination = CoordinationServiceServer::new(Coordination::new(desk.clone(), config.incarnation))
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)

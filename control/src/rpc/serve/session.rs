@@ -90,4 +90,17 @@ impl SessionSetup for Session {
         self.desk.ask(ask).await.map_err(|refusal| convert::status(&refusal))?;
         Ok(Response::new(wire::ReportLossResponse {}))
     }
+
+    async fn blame(
+        &self,
+        request: Request<wire::BlameRequest>,
+    ) -> Result<Response<wire::BlameResponse>, Status> {
+        let request = request.into_inner();
+        let reporter = convert::process(request.reporter)?;
+        let cause = convert::process(request.cause)?;
+        let ask =
+            Ask::Blame { reporter: reporter.task, incarnation: reporter.incarnation, cause: cause.task };
+        self.desk.ask(ask).await.map_err(|refusal| convert::status(&refusal))?;
+        Ok(Response::new(wire::BlameResponse {}))
+    }
 }
