@@ -19,7 +19,7 @@ CASE_S=300
 # How long the survivor of a failure may take to say so.
 FAILURE_S=30
 
-ALL=(devices tests misconfigurations all-reduce four-ranks kill cut port-down loss-0.1 loss-1)
+ALL=(devices tests misconfigurations all-reduce four-ranks kill cut port-down rail-down loss-0.1 loss-1)
 read -ra DEVICES <<<"${SOFTROCE_DEVS:-}"
 read -ra NETDEVS <<<"${SOFTROCE_NETDEVS:-}"
 
@@ -189,6 +189,27 @@ port_up() {
     ip link set "${NETDEVS[0]}" up
     ip route replace "${ips[1]}" dev "${NETDEVS[0]}" src "${ips[0]}" table 100
     until_true 10 "the port to come up again" grep -q ACTIVE "/sys/class/infiniband/${DEVICES[0]}/ports/1/state"
+}
+
+# Both ranks use two devices, and one of these goes down: the other carries all to the end. It is on an interface of its
+# own, since an end of a veth pair takes the other end with it.
+case_rail-down() {
+    needs_pair || return
+    ip link add rail type dummy && ip addr add 10.77.1.1/24 dev rail && ip link set rail up &&
+        rdma link add rxe2 type rxe netdev rail || return
+    until_true 10 "the port to come up" grep -q ACTIVE /sys/class/infiniband/rxe2/ports/1/state || return
+    RINGWAY_IB_HCA="=${DEVICES[0]},rxe2" "$PROGRAM" run -n 2 -- \
+        "$PROGRAM" bench all-reduce --sizes 1M --iters 100 >"$TMP/out" 2>"$TMP/err" &
+    bench_pid=$!
+    until_true 60 "the benchmark's ranks to reduce" reduces_or_over
+    ip link set rail down || return
+    until_true 120 "the benchmark to end over the other device" is_over || kill -9 $bench_pid
+    wait $bench_pid
+    local code=$?
+    cat "$TMP/out" "$TMP/err"
+    timeout 20 rdma link delete rxe2
+    ip link delete rail
+    [ $code = 0 ] && says 'a rail failed' && verified "$TMP/out"
 }
 
 lossy() {
