@@ -71,6 +71,8 @@ struct Way {
     /// What is offered to peers ([`Caps::speaks`]).
     speaks: &'static str,
     required: bool,
+    /// Whether it has ever been the way to a peer.
+    used: bool,
 }
 
 /// Several transports that act as one.
@@ -83,7 +85,12 @@ pub struct Endpoint {
     hoped_for: Option<&'static str>,
     routes: Vec<Option<Route>>,
     together: Option<Together>,
+    polls: u32,
 }
+
+/// A transport that reaches nobody so far is polled this rarely: it has only strangers to hear of, and may need a system
+/// call for that.
+const UNUSED_EVERY: u32 = 64;
 
 impl Endpoint {
     /// An endpoint of these transports, most preferred first, each with its policy.
@@ -103,7 +110,13 @@ impl Endpoint {
                     withheld.push(Withheld { name: speaks.to_owned(), why });
                 }
                 Policy::Require | Policy::Prefer => {
-                    ways.push(Way { transport, name, speaks, required: policy == Policy::Require });
+                    ways.push(Way {
+                        transport,
+                        name,
+                        speaks,
+                        required: policy == Policy::Require,
+                        used: false,
+                    });
                 }
             }
         }
@@ -112,7 +125,15 @@ impl Endpoint {
             return Err(EndpointError::NoTransport { off: off.join(", ") });
         }
         let together = if ways.len() > 1 { Some(Together::of(&ways)?) } else { None };
-        Ok(Endpoint { ways, withheld, missed: Vec::new(), hoped_for: None, routes: Vec::new(), together })
+        Ok(Endpoint {
+            ways,
+            withheld,
+            missed: Vec::new(),
+            hoped_for: None,
+            routes: Vec::new(),
+            together,
+            polls: 0,
+        })
     }
 
     /// Says why a transport is not among those of this endpoint, to peers that want it: before they are introduced.
@@ -170,6 +191,7 @@ impl Endpoint {
             let way = &mut self.ways[mine];
             match way.transport.connect(peer, &theirs.offered[their].address) {
                 Ok(()) => {
+                    way.used = true;
                     record.chosen = Some(way.name.to_owned());
                     if self.hoped_for.is_some_and(|hoped_for| hoped_for != way.speaks) {
                         self.hoped_for = None;
@@ -316,7 +338,9 @@ impl Transport for Endpoint {
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {
         let from = out.len();
         let mut moved = false;
-        for way in &mut self.ways {
+        self.polls = self.polls.wrapping_add(1);
+        let all = self.polls.is_multiple_of(UNUSED_EVERY) || !self.ways.iter().any(|w| w.used);
+        for way in self.ways.iter_mut().filter(|w| w.used || all) {
             moved |= way.transport.poll(out);
         }
         self.note_departures(&out[from..]);
