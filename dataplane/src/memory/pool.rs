@@ -175,7 +175,7 @@ fn map(size: usize, huge: HugePages) -> Result<Arc<Mapping>, AllocError> {
         base
     };
     let base = NonNull::new(base).ok_or(AllocError::Refused { bytes: size, why: "null mapping".into() })?;
-    let mapping = Mapping { base, len: size, id: RegionId::next() };
+    let mapping = Mapping::new(base, size);
     if aligned && huge == HugePages::Auto {
         // SAFETY: the range is the mapping just made. A refusal only means small pages.
         let _ = unsafe { madvise(base.as_ptr().cast(), size, Advice::LinuxHugepage) };
@@ -183,7 +183,7 @@ fn map(size: usize, huge: HugePages) -> Result<Arc<Mapping>, AllocError> {
     // SAFETY: the range is the mapping just made. Faulting in early is a courtesy: an old kernel without
     // MADV_POPULATE_WRITE faults on first touch instead, which `Pool::alloc` does by zeroing.
     let _ = unsafe { madvise(base.as_ptr().cast(), size, Advice::LinuxPopulateWrite) };
-    Ok(Arc::new(mapping))
+    Ok(mapping)
 }
 
 /// `len` elements in a pool's block: page-aligned, faulted in, registrable; given back to the pool when dropped.

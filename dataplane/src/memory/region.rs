@@ -1,10 +1,11 @@
 //! A span of bytes with a ledger of what is lent out of it.
 
 use super::lease::{Block, Lease, ReadLease, Span, WriteLease};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 /// Identity of a region's memory, unique in the process and never reused. Blocks that a pool hands out again keep
 /// theirs, so that a transport registers them once.
@@ -34,8 +35,33 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
+/// The mappings of pools that live, by address: memory of ours that comes back as a plain borrow is known again, so
+/// that it is registered once and not for each call.
+static LIVE: RwLock<BTreeMap<usize, (usize, Weak<Mapping>)>> = RwLock::new(BTreeMap::new());
+
+impl Mapping {
+    /// A new mapping of one mmap call.
+    pub(super) fn new(base: NonNull<u8>, len: usize) -> Arc<Mapping> {
+        let mapping = Arc::new(Mapping { base, len, id: RegionId::next() });
+        let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
+        live.insert(base.as_ptr().addr(), (len, Arc::downgrade(&mapping)));
+        mapping
+    }
+
+    /// The mapping that all of these bytes lie in.
+    fn of(base: NonNull<u8>, len: usize) -> Option<Arc<Mapping>> {
+        let at = base.as_ptr().addr();
+        let live = LIVE.read().unwrap_or_else(PoisonError::into_inner);
+        let (start, (bytes, mapping)) = live.range(..=at).next_back()?;
+        let inside = at - start <= *bytes && len <= *bytes - (at - start);
+        mapping.upgrade().filter(|_| inside && len > 0)
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // Before the address can be another mapping's.
+        LIVE.write().unwrap_or_else(PoisonError::into_inner).remove(&self.base.as_ptr().addr());
         // SAFETY: `base` and `len` are those of one mmap call, and this is the last reference to it (I2).
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         if let Err(e) = unmapped {
@@ -129,6 +155,13 @@ impl Region {
             ledger: Vec::new(),
             free: Vec::new(),
         }
+    }
+
+    /// Memory that is borrowed for a call. Where it is a pool's, it is known by the identity of its block.
+    fn borrowed(base: NonNull<u8>, len: usize) -> Region {
+        let keep = Mapping::of(base, len);
+        let id = keep.as_ref().map_or_else(RegionId::next, |mapping| mapping.id);
+        Region { base, len, id, keep, ..Region::blank() }
     }
 
     pub(super) fn into_mapping(self) -> Option<Arc<Mapping>> {
@@ -331,7 +364,7 @@ pub fn with_borrowed_in<R>(
     f: impl FnOnce(Region) -> (Region, R),
 ) -> R {
     let base = NonNull::from(&mut *bytes).cast();
-    scoped(Region { base, len: bytes.len(), id: RegionId::next(), ..Region::blank() }, ledger, f)
+    scoped(Region::borrowed(base, bytes.len()), ledger, f)
 }
 
 /// As [`with_borrowed`], for memory that is only read: the region lends to readers alone.
@@ -345,8 +378,7 @@ pub fn with_shared<R>(bytes: &[u8], f: impl FnOnce(Region) -> (Region, R)) -> R 
 /// As [`with_borrowed`].
 pub fn with_shared_in<R>(bytes: &[u8], ledger: &mut Ledger, f: impl FnOnce(Region) -> (Region, R)) -> R {
     let base = NonNull::from(bytes).cast();
-    let region = Region { base, len: bytes.len(), id: RegionId::next(), writable: false, ..Region::blank() };
-    scoped(region, ledger, f)
+    scoped(Region { writable: false, ..Region::borrowed(base, bytes.len()) }, ledger, f)
 }
 
 #[cfg(test)]
@@ -418,6 +450,31 @@ mod tests {
             });
             assert!(ledger.lent.capacity() >= 2 && ledger.lent.is_empty() && ledger.free.is_empty());
         }
+    }
+
+    #[test]
+    fn memory_of_a_pool_is_known_again() {
+        let pool = crate::memory::Pool::default();
+        let mut region = pool.region(10_000).unwrap();
+        let (id, block) = (region.id(), region.block());
+        let bytes = region.bytes_mut(100..300).unwrap();
+        with_borrowed(bytes, |r| {
+            assert!(r.id() == id && r.is_owned() && r.len() == 200);
+            assert_eq!((r.block().base(), r.block().len()), (block.base(), block.len()));
+            (r, ())
+        });
+        with_shared(region.bytes(0..10_000).unwrap(), |r| {
+            assert!(r.id() == id && r.is_owned());
+            (r, ())
+        });
+        let at = (block.base(), block.len());
+        assert!(Mapping::of(at.0, at.1).is_some() && Mapping::of(at.0, at.1 + 1).is_none());
+        drop((pool, region, block));
+        assert!(Mapping::of(at.0, 1).is_none());
+        with_borrowed(&mut [0; 10], |r| {
+            assert!(!r.is_owned());
+            (r, ())
+        });
     }
 
     #[test]
