@@ -8,9 +8,10 @@
 //! - **Q1** A message or telling write is posted only for a receive that the peer has told of, so that it never finds
 //!   none. One receive is kept back for telling of receives, so that both sides can always tell.
 //! - **Q2** A send slot is written only when its last message is done.
-//! - **Q3** At most [`WRITES`](super::rail::WRITES) writes are under way on a rail, so that small messages do not wait
-//!   behind large ones for long.
+//! - **Q3** At most [`WRITES`](super::rail::WRITES) writes that tell nothing are under way on a rail, so that small
+//!   messages do not wait behind large ones for long. Telling ones are as many as messages at most.
 
+use super::MIN_PAYLOAD_BYTES;
 use super::choice::{MAX_RAILS, RailPair, RdmaConfig};
 use super::device::Device;
 use super::failover::Failover;
@@ -81,6 +82,8 @@ pub(super) struct Connection {
     /// What is to be said of rails.
     pub(super) about_rails: VecDeque<Frame>,
     pub(super) failover: Option<Failover>,
+    /// The rail on which a message about rails is under way.
+    pub(super) about_on: Option<usize>,
     /// Number of the goodbye.
     goodbye: Option<u32>,
     /// Payload bytes that were copied through the ring.
@@ -110,7 +113,10 @@ impl Connection {
         }
         let domains: Vec<_> = rails.iter().map(|r| Arc::clone(&devices[r.device].domain)).collect();
         // One more, for messages about rails.
-        let ring = Pinned::new(&domains, (SENDS as usize + 1) * slot_bytes)?;
+        let ring = Pinned::new(&domains, (SENDS as usize + 1) * slot_bytes);
+        let ring = ring.inspect_err(|_| {
+            rails.iter().for_each(|r| devices[r.device].unreserve(super::rail::ENTRIES));
+        })?;
         Ok(Connection {
             link,
             generation,
@@ -129,6 +135,7 @@ impl Connection {
             redo: VecDeque::new(),
             about_rails: VecDeque::new(),
             failover: None,
+            about_on: None,
             goodbye: None,
             copied_bytes: 0,
         })
@@ -142,6 +149,22 @@ impl Connection {
         for (into, rail) in hello.ends.iter_mut().zip(&self.rails) {
             *into = rail.end();
         }
+    }
+
+    /// Whether what a peer tells of is what its release could.
+    pub(super) fn accepts(&self, theirs: &Hello) -> Result<(), String> {
+        let (rails, most) = (usize::from(theirs.rails), self.rails.len());
+        if rails == 0 || rails > most {
+            return Err(format!("{rails} rails, out of {most}"));
+        }
+        if u32::from(theirs.receives) != RECEIVES {
+            return Err(format!("{} receives, for {RECEIVES}", theirs.receives));
+        }
+        let least = MIN_PAYLOAD_BYTES.max(theirs.eager_bytes);
+        if theirs.payload_bytes < least {
+            return Err(format!("messages of {} bytes, for {least} at least", theirs.payload_bytes));
+        }
+        Ok(())
     }
 
     /// Connects to what the peer has told of.
@@ -272,7 +295,7 @@ impl Connection {
     pub(super) fn post_message(&mut self, number: u32, len: u32, signaled: bool) -> Result<(), Cause> {
         let at = (number % SENDS) as usize * self.slot_bytes;
         let piece = Sge { addr: self.ring.address(at), len, lkey: self.ring.lkey(self.control) };
-        let signaled = signaled || (number + 1).is_multiple_of(SIGNAL_EVERY);
+        let signaled = signaled || number.wrapping_add(1).is_multiple_of(SIGNAL_EVERY);
         let id = self.id(Request::Send, number);
         self.budget -= 1;
         self.rails[self.control].send(id, piece, signaled)
@@ -291,6 +314,7 @@ impl Connection {
         // SAFETY: the last message in this slot went over a rail that is down by now (Q2).
         let len = wire::encode(frame, 0, unsafe { self.ring.bytes_mut(at, self.slot_bytes) });
         let piece = Sge { addr: self.ring.address(at), len: len as u32, lkey: self.ring.lkey(rail) };
+        self.about_on = Some(rail);
         let id = self.id(Request::About, 0);
         self.rails[rail].send(id, piece, true)
     }
@@ -336,8 +360,11 @@ impl Connection {
 
     /// Posts a write that tells nothing on the rail with the least under way.
     pub(super) fn post_write(&mut self, write: Write) -> Result<(), Cause> {
-        let alive = self.rails.iter().enumerate().filter(|(_, r)| r.is_alive());
-        let Some((rail, _)) = alive.min_by_key(|(_, r)| r.under_way_bytes) else { return Ok(()) };
+        let free = self.rails.iter().enumerate().filter(|(_, r)| r.has_room());
+        let Some((rail, _)) = free.min_by_key(|(_, r)| r.under_way_bytes) else {
+            self.redo.push_back(write);
+            return Ok(());
+        };
         let id = self.id(Request::Write, 0);
         self.rails[rail].write(id, rail, write)
     }
@@ -387,7 +414,8 @@ impl Connection {
     /// Asks the peer's device for a sign of life.
     pub(super) fn pulse(&mut self) -> Result<(), Cause> {
         let id = self.id(Request::Pulse, 0);
-        self.rails[self.control].pulse(id)
+        let rail = self.failover.as_ref().and_then(Failover::said_on).unwrap_or(self.control);
+        self.rails[rail].pulse(id)
     }
 
     /// Takes the completion of a request of this side.
@@ -415,7 +443,8 @@ impl Connection {
                 }
             }
             Request::Pulse => self.rails[rail].pulsing = false,
-            Request::About | Request::Receive | Request::HelloHeard | Request::HelloLeft => {}
+            Request::About => self.about_on = None,
+            Request::Receive | Request::HelloHeard | Request::HelloLeft => {}
         }
         Verdict::On
     }

@@ -41,6 +41,10 @@ pub(super) struct Device {
     leaving: Vec<Option<Arc<AddressHandle>>>,
     /// Why it is of no use any more.
     pub(super) broken: Option<String>,
+    /// The queue pair of hellos has failed, and neither hears nor speaks.
+    deaf: bool,
+    /// Its rails have been told.
+    pub(super) given_up: bool,
 }
 
 impl Device {
@@ -82,6 +86,8 @@ impl Device {
             buffer,
             leaving: (0..HELLO_SENDS).map(|_| None).collect(),
             broken: None,
+            deaf: false,
+            given_up: false,
         };
         for slot in 0..HELLO_RECEIVES {
             device.listen(slot)?;
@@ -155,8 +161,28 @@ impl Device {
         }
     }
 
+    /// Begins to hear again after a hello that failed, as one does while a link is down, has broken the queue pair.
+    pub(super) fn mend(&mut self) {
+        if !std::mem::take(&mut self.deaf) {
+            return;
+        }
+        let again = self.hellos.to_reset().and_then(|()| {
+            let (port, pkey) = (self.rail.port, self.rail.pkey_index);
+            self.hellos.start_datagrams(port, pkey, self.queue_key, 0)?;
+            self.leaving.fill(None);
+            (0..HELLO_RECEIVES).try_for_each(|slot| self.listen(slot))
+        });
+        if let Err(why) = again {
+            self.broken.get_or_insert(why.to_string());
+        }
+    }
+
     /// A hello has left, or did not.
-    pub(super) fn left(&mut self, slot: u32) {
+    pub(super) fn left(&mut self, slot: u32, wc: &WorkCompletion) {
+        if !wc.is_success() {
+            tracing::debug!("a hello of {} was not sent: {}", self.rail.device, wc.status);
+            self.deaf = true;
+        }
         if let Some(slot) = self.leaving.get_mut(slot as usize) {
             *slot = None;
         }
@@ -164,8 +190,12 @@ impl Device {
 
     /// The datagram that came into a slot; the slot listens again.
     pub(super) fn heard(&mut self, slot: u32, wc: &WorkCompletion) -> Option<[u8; HELLO_BYTES]> {
+        if !wc.is_success() {
+            self.deaf = true;
+            return None;
+        }
         let mut hello = None;
-        if wc.is_success() && wc.byte_len as usize == SLOT_BYTES {
+        if wc.byte_len as usize == SLOT_BYTES {
             let at = slot as usize * SLOT_BYTES + ROUTE_HEADER_BYTES;
             // SAFETY: the slot's receive has completed and is not posted again yet.
             let bytes = unsafe { self.buffer.bytes(at, HELLO_BYTES) };

@@ -9,7 +9,8 @@
 //!   was not taken is posted again, in its order.
 //!
 //! Invariants (cited by the tests):
-//! - **F1** A message is taken once, and in order, whichever rails fail while one is left.
+//! - **F1** A message is taken once, and in order, whichever rail fails, if no other fails before that is over: then
+//!   the connection is lost.
 //! - **F2** A place is given back only when no rail that may have been written to it is left that could still write.
 #![forbid(unsafe_code)]
 
@@ -32,6 +33,13 @@ pub(super) struct Failover {
     heard: Option<(usize, u32)>,
 }
 
+impl Failover {
+    /// The rail that this side resumes on, once it has said so.
+    pub(super) fn said_on(&self) -> Option<usize> {
+        self.said_on
+    }
+}
+
 impl Connection {
     /// A request of a rail failed, or its port did.
     pub(super) fn rail_failed(&mut self, rail: usize, cause: Cause) -> Verdict {
@@ -44,22 +52,25 @@ impl Connection {
         }
         tracing::warn!("a rail failed, and {} are left: {cause}", self.alive() - 1);
         if rail != self.control {
-            self.take_down(rail);
-            if let Some(failover) = self.failover.as_mut().filter(|f| f.said_on == Some(rail)) {
-                failover.said_on = None;
-                return self.step_failover();
+            if self.failover.is_some() || self.about_on == Some(rail) {
+                return Verdict::Lost(cause);
             }
+            self.take_down(rail);
             let frame = Frame { slot: rail as u64, ..Frame::bare(Kind::Rail) };
             self.about_rails.push_back(frame);
             return Verdict::On;
         }
-        self.begin_failover(cause, None);
-        self.step_failover()
+        match self.begin_failover(cause.clone(), None) {
+            true => self.step_failover(),
+            false => Verdict::Lost(cause),
+        }
     }
 
-    /// The port of a rail failed; nothing to do where the rail is down already.
-    pub(super) fn port_failed(&mut self, rail: usize, cause: Cause) -> Verdict {
+    /// The port of a rail failed, or its device `broke`; nothing to do where the rail is down already.
+    pub(super) fn port_failed(&mut self, rail: usize, cause: Cause, broke: bool) -> Verdict {
         match self.rails.get(rail) {
+            // It cannot say any more what had come in.
+            Some(of) if of.is_alive() && broke && rail == self.control => Verdict::Lost(cause),
             Some(of) if of.is_alive() => self.rail_failed(rail, cause),
             _ => Verdict::On,
         }
@@ -79,9 +90,10 @@ impl Connection {
         self.redo.extend(writes);
     }
 
-    fn begin_failover(&mut self, cause: Cause, heard: Option<(usize, u32)>) {
-        self.rails[self.control].stop();
+    /// `false`: the device cannot say any more what had come in.
+    fn begin_failover(&mut self, cause: Cause, heard: Option<(usize, u32)>) -> bool {
         self.failover = Some(Failover { cause, stopped: false, said_on: None, heard });
+        self.rails[self.control].stop()
     }
 
     /// Moves on when the old rail has ended all its requests, and when both sides have said what they took.
@@ -137,7 +149,9 @@ impl Connection {
             Some(failover) => failover.heard = Some((rail, taken)),
             None => {
                 let why = "the peer has lost the rail of small messages";
-                self.begin_failover(Cause::new(CauseKind::Reset, why), Some((rail, taken)));
+                if !self.begin_failover(Cause::new(CauseKind::Reset, why), Some((rail, taken))) {
+                    return Err(why.to_owned());
+                }
             }
         }
         let verdict = self.step_failover();
@@ -153,6 +167,10 @@ impl Connection {
         self.failover = None;
         // Both may have spoken first, on different rails.
         self.control = said.max(heard);
+        if !self.rails[self.control].is_alive() {
+            let why = "two rails failed at once, and the two sides went on over different ones";
+            return Err(Cause::new(CauseKind::Reset, why));
+        }
         self.budget = self.their_receives;
         self.owed = 0;
         if distance(self.done, taken) > 0 {

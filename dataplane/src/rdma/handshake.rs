@@ -61,8 +61,6 @@ pub enum Answer {
     Heard,
     /// Both have heard: nothing more needs to be said.
     Both,
-    /// One of the two has restarted since their addresses were exchanged.
-    OtherLife,
     /// There was a connection between the two, and it is over.
     Over,
 }
@@ -72,7 +70,6 @@ impl Answer {
     pub fn refusal(self) -> Option<&'static str> {
         match self {
             Answer::None | Answer::Heard | Answer::Both => None,
-            Answer::OtherLife => Some("one of the two has restarted since their addresses were exchanged"),
             Answer::Over => Some("it has had a connection with us before, and that is over"),
         }
     }
@@ -120,8 +117,7 @@ impl Hello {
             0 => Answer::None,
             1 => Answer::Heard,
             2 => Answer::Both,
-            3 => Answer::OtherLife,
-            4 => Answer::Over,
+            3 => Answer::Over,
             _ => return None,
         };
         let hello = Hello {

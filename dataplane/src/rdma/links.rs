@@ -158,9 +158,7 @@ impl RdmaTransport {
         let link = &self.links[at as usize];
         let lives = (hello.from_incarnation, hello.to_incarnation);
         if lives != (link.incarnation, self.config.incarnation) {
-            if hello.answer.refusal().is_none() {
-                self.say(at, Answer::OtherLife);
-            }
+            tracing::debug!("a hello of another life of peer {} was ignored", hello.from);
             return;
         }
         if let Some(refusal) = hello.answer.refusal() {
@@ -189,6 +187,10 @@ impl RdmaTransport {
             Stage::Up(_) if hello.answer != Answer::Both => return self.say(at, Answer::Both),
             Stage::Up(_) => return,
             Stage::Meeting(connection, meeting) => {
+                if let Err(why) = connection.accepts(hello) {
+                    let evidence = format!("peer {} said a hello with {why}", link.peer.0);
+                    return self.lose(at, Cause::new(CauseKind::Protocol, evidence));
+                }
                 let heard = meeting.hear(hello);
                 if heard.connect {
                     let up = connection.bring_up(hello, &link.pairs, &self.devices, &self.config.rdma);

@@ -65,6 +65,7 @@ impl RdmaTransport {
     /// Takes what the devices tell by themselves.
     pub(super) fn hear_devices(&mut self) {
         for d in 0..self.devices.len() {
+            self.devices[d].mend();
             loop {
                 let event = match self.devices[d].context.next_async_event() {
                     Ok(Some(event)) => event,
@@ -108,7 +109,7 @@ impl RdmaTransport {
             if !device.is_active() {
                 let (name, port) = (&device.rail.device, device.rail.port);
                 let why = format!("port {port} of {name} has been down for {PORT_GRACE_MS} ms");
-                self.lose_all_on(d, &why);
+                self.lose_all_on(d, &why, false);
             }
         }
         self.drop_broken();
@@ -116,15 +117,17 @@ impl RdmaTransport {
 
     fn drop_broken(&mut self) {
         for d in 0..self.devices.len() {
-            if let Some(why) = self.devices[d].broken.clone() {
-                let why = format!("device {} broke: {why}", self.devices[d].rail.device);
-                self.lose_all_on(d, &why);
+            let device = &mut self.devices[d];
+            if let Some(why) = device.broken.clone().filter(|_| !device.given_up) {
+                device.given_up = true;
+                let why = format!("device {} broke: {why}", device.rail.device);
+                self.lose_all_on(d, &why, true);
             }
         }
     }
 
     /// The rails of a device are of no use any more.
-    fn lose_all_on(&mut self, device: usize, why: &str) {
+    fn lose_all_on(&mut self, device: usize, why: &str, broke: bool) {
         for at in 0..self.links.len() as u32 {
             let link = &mut self.links[at as usize];
             let Some(rail) = link.pairs.iter().position(|p| p.mine == device) else { continue };
@@ -133,7 +136,7 @@ impl RdmaTransport {
             let verdict = match stage {
                 Stage::None => continue,
                 Stage::Meeting(..) => Verdict::Lost(cause),
-                Stage::Up(connection) => connection.port_failed(rail, cause),
+                Stage::Up(connection) => connection.port_failed(rail, cause, broke),
             };
             if let Verdict::Lost(cause) = verdict {
                 self.lose(at, cause);

@@ -74,6 +74,7 @@ pub(super) struct Rail {
     pub(super) pulsing: bool,
     /// Receives to post again of which the peer did not count on.
     pub(super) uncounted: u32,
+    stopped: bool,
 }
 
 impl Rail {
@@ -130,6 +131,7 @@ impl Rail {
             posted: 0,
             pulsing: false,
             uncounted: 0,
+            stopped: false,
         };
         let posted = rail.post_receives(receive_id);
         posted.map_err(|e| VerbsError::Call {
@@ -185,13 +187,12 @@ impl Rail {
         self.is_alive() && self.writes.len() < WRITES
     }
 
-    /// Lets the device end all requests, so that what came in before can be told from what did not.
-    pub(super) fn stop(&mut self) {
-        if let Some(pair) = &mut self.pair
-            && let Err(why) = pair.to_error()
-        {
-            tracing::debug!("{why}");
-        }
+    /// Lets the device end all requests, so that what came in before can be told from what did not. `false`: it cannot.
+    pub(super) fn stop(&mut self) -> bool {
+        // What is posted from now on might never end.
+        self.stopped = true;
+        let Some(pair) = &mut self.pair else { return false };
+        pair.to_error().inspect_err(|why| tracing::warn!("{why}")).is_ok()
     }
 
     /// Takes the queue pair down: nothing of the peer's comes in here any more.
@@ -268,6 +269,9 @@ impl Rail {
     /// Posts the receives that have been read; how many of those that the peer counts on.
     pub(super) fn post_receives(&mut self, wr_id: impl Fn(u32) -> u64) -> Result<u32, PostError> {
         let mut count = 0;
+        if self.stopped {
+            return Ok(0);
+        }
         while let (Some(slot), Some(pair)) = (self.again.last().copied(), &mut self.pair) {
             let piece = Sge {
                 addr: self.ring.address(slot as usize * self.slot_bytes),

@@ -12,9 +12,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What peers may do with memory that is received into.
-const RECEIVED: [Access; 3] = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::RELAXED_ORDERING];
-
 /// Page-aligned memory of the queues themselves, registered with some devices.
 pub(super) struct Pinned {
     // Dropped before the memory is unmapped.
@@ -188,7 +185,9 @@ impl Registry {
         // What a pool lends is written sooner or later; what is borrowed may be read-only.
         let writable = write || block.is_owned();
         let access = if writable {
-            RECEIVED.into_iter().fold(Access::READ, |all, one| all | one)
+            // Over several devices, a message's end must not be seen before its bytes.
+            let relaxed = if self.domains.len() == 1 { Access::RELAXED_ORDERING } else { Access::READ };
+            Access::LOCAL_WRITE | Access::REMOTE_WRITE | relaxed
         } else {
             Access::READ
         };
@@ -250,6 +249,9 @@ impl Registry {
 
     /// Drops the longest unused until `need` bytes fit (G2).
     fn make_room(&mut self, need: u64) -> bool {
+        if need > self.limit_bytes {
+            return false;
+        }
         if self.pinned_bytes + need <= self.limit_bytes {
             return true;
         }

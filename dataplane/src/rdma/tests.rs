@@ -219,3 +219,66 @@ mod rails {
         }
     }
 }
+
+/// What is in use by this process and in its devices: open files, and objects as `rdma resource` counts them.
+fn in_use() -> (usize, String) {
+    let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let counts = std::process::Command::new("rdma").args(["resource", "show"]).output();
+    (files, counts.map_or_else(|e| e.to_string(), |o| String::from_utf8_lossy(&o.stdout).into_owned()))
+}
+
+#[test]
+fn a_thousand_connections_leave_nothing() {
+    use crate::memory::Pool;
+    use crate::transport::{Cause, CauseKind, Event, Op, OpId, Stamp, Tag};
+    let Ok(choice) = rails(&RdmaConfig::default()) else { return };
+    let mode = Mode { eager: true, depth: Depth::Own, reorder: false };
+    let mut stays = open(0, &choice, mode);
+    let pool = Pool::default();
+    let mut before = None;
+    for round in 0..1000u32 {
+        // Another incarnation each time, as of a process that was killed and started again.
+        let mut config = Config::new(1, [7; 16], 5000 + u64::from(round));
+        config.rdma.timeout = 14;
+        let rail = choice.rails[1 % choice.rails.len()].clone();
+        let mine = Choice { rails: vec![rail], verdicts: Vec::new() };
+        let mut comes = RdmaTransport::open(config, &mine).unwrap();
+        stays.connect(Peer(1), &comes.address()).unwrap();
+        comes.connect(Peer(0), &stays.address()).unwrap();
+        let (tag, stamp) = (Tag { group: round, lane: 0 }, Stamp::default());
+        let (mut a, mut b) = (pool.region(20_000).unwrap(), pool.region(20_000).unwrap());
+        let into = a.lend_write(0..20_000).unwrap();
+        stays.post(OpId(1), Op::Recv { from: Peer(1), tag, stamp, into }).unwrap();
+        let bytes = b.lend_read(0..20_000).unwrap();
+        comes.post(OpId(2), Op::Send { to: Peer(0), tag, stamp, bytes }).unwrap();
+        // One more that the kill meets half way.
+        let mut c = pool.region(20_000).unwrap();
+        let into = c.lend_write(0..20_000).unwrap();
+        stays.post(OpId(3), Op::Recv { from: Peer(1), tag, stamp, into }).unwrap();
+        let (mut events, mut theirs) = (Vec::new(), Vec::new());
+        while events.is_empty() {
+            stays.poll(&mut events);
+            comes.poll(&mut theirs);
+        }
+        drop(comes);
+        stays.close(Peer(1), Cause::new(CauseKind::Reported, "killed"));
+        while events.len() < 3 {
+            stays.poll(&mut events);
+        }
+        for event in events {
+            match event {
+                Event::Done(done) if done.id == OpId(1) => a.restore(done.lease).unwrap(),
+                Event::Done(done) => c.restore(done.lease).unwrap(),
+                Event::Lost { .. } => {}
+                other => panic!("round {round}: {other:?}"),
+            }
+        }
+        pool.recycle(a);
+        pool.recycle(c);
+        stays.retire(round);
+        if round == 9 {
+            before = Some(in_use());
+        }
+    }
+    assert_eq!(Some(in_use()), before);
+}

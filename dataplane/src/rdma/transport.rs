@@ -10,7 +10,7 @@ use super::registration::Registry;
 use super::request::{BATCH, Kind, WrId};
 use super::verbs::{Library, LoadError, VerbsError, WorkCompletion};
 use super::watch::Watch;
-use super::{Config, MAX_DEPTH, MAX_MESSAGE_BYTES, MAX_NOTES};
+use super::{Config, MAX_DEPTH, MAX_EAGER_BYTES, MAX_MESSAGE_BYTES, MAX_NOTES};
 use crate::memory::{Region, RegionId};
 use crate::transport::matching::Retired;
 use crate::transport::{
@@ -83,6 +83,8 @@ pub struct RdmaTransport {
     pub(super) psns: u64,
     began: Instant,
     pub(super) now_ms: u64,
+    /// Room for completions, used again.
+    batch: Vec<WorkCompletion>,
     polls: u32,
     pub(super) must_look: bool,
 }
@@ -92,7 +94,8 @@ impl RdmaTransport {
     ///
     /// # Errors
     /// [`OpenError`].
-    pub fn open(config: Config, choice: &Choice) -> Result<RdmaTransport, OpenError> {
+    pub fn open(mut config: Config, choice: &Choice) -> Result<RdmaTransport, OpenError> {
+        config.eager_bytes = config.eager_bytes.min(MAX_EAGER_BYTES);
         if config.depth == 0 || config.depth > MAX_DEPTH {
             return Err(OpenError::Depth { depth: config.depth });
         }
@@ -132,6 +135,7 @@ impl RdmaTransport {
             let_go: 0,
             began: Instant::now(),
             now_ms: 0,
+            batch: vec![WorkCompletion::default(); BATCH],
             polls: 0,
             must_look: true,
         })
@@ -189,9 +193,12 @@ impl RdmaTransport {
     /// Takes completions. Returns whether there were any.
     fn take_completions(&mut self) -> bool {
         let mut moved = false;
+        let mut batch = std::mem::take(&mut self.batch);
         for d in 0..self.devices.len() {
             for _ in 0..ROUNDS {
-                let mut batch = [WorkCompletion::default(); BATCH];
+                if self.devices[d].broken.is_some() {
+                    break;
+                }
                 let n = match self.devices[d].completions.poll(&mut batch) {
                     Ok(n) => n,
                     Err(why) => {
@@ -207,15 +214,20 @@ impl RdmaTransport {
                 }
             }
         }
+        self.batch = batch;
         moved
     }
 
     fn take_completion(&mut self, device: usize, wc: &WorkCompletion) {
         let Some(id) = WrId::unpack(wc.wr_id) else { return };
         match id.kind {
-            Kind::HelloLeft => self.devices[device].left(id.aux),
+            Kind::HelloLeft => {
+                self.must_look |= !wc.is_success();
+                self.devices[device].left(id.aux, wc);
+            }
             Kind::HelloHeard => {
                 self.clock_ms();
+                self.must_look |= !wc.is_success();
                 let datagram = self.devices[device].heard(id.aux, wc);
                 if let Some(hello) = datagram.and_then(|bytes| Hello::decode(&bytes)) {
                     self.hear(hello);

@@ -28,19 +28,21 @@ pub mod header;
 mod inbound;
 mod outbound;
 mod parked;
+mod retired;
 mod slots;
 #[cfg(test)]
 mod tests;
 
 pub use inbound::{Body, Incoming};
 pub use outbound::Payload;
+pub use retired::Retired;
 pub use slots::SlotId;
 
 use super::op::{Cause, Completion, Event, Op, OpError, OpId, Peer, Stamp};
 use crate::memory::{Lease, ReadLease, WriteLease};
 use parked::Shelf;
 use slots::Slots;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Most payload bytes of one frame, so that small frames get a turn between those of a large message.
@@ -201,31 +203,6 @@ pub struct Agreed {
 /// Units of eager window that a message of `bytes` takes.
 pub fn units(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX - 1) + 1
-}
-
-/// The groups that are over.
-#[derive(Debug, Default)]
-pub struct Retired {
-    groups: HashSet<u32>,
-    order: VecDeque<u32>,
-}
-
-impl Retired {
-    /// Remembers that `group` is over.
-    pub fn add(&mut self, group: u32) {
-        if self.groups.insert(group) {
-            self.order.push_back(group);
-            if self.order.len() > MAX_RETIRED
-                && let Some(oldest) = self.order.pop_front()
-            {
-                self.groups.remove(&oldest);
-            }
-        }
-    }
-
-    fn has(&self, tag: u64) -> bool {
-        !self.groups.is_empty() && self.groups.contains(&((tag >> 32) as u32))
-    }
 }
 
 type Key = (u64, u32);

@@ -320,6 +320,14 @@ impl QueuePair {
         self.modify("ibv_modify_qp to error", &mut attributes(sys::IBV_QPS_ERR), 0)
     }
 
+    /// Takes it back to the beginning: all requests are forgotten, without completions.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn to_reset(&mut self) -> Result<(), VerbsError> {
+        self.modify("ibv_modify_qp to reset", &mut attributes(sys::IBV_QPS_RESET), 0)
+    }
+
     /// The state that the device has it in.
     ///
     /// # Errors

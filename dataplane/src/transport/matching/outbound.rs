@@ -140,7 +140,9 @@ impl Matcher {
         limit_bytes: impl Fn(OpId, &Place) -> u64,
     ) -> Option<(Frame, Option<Payload>)> {
         let (mut frame, payload) = self.pick(limit_bytes)?;
-        let back = self.owed.min(u32::from(u16::MAX));
+        // A write into place carries no header.
+        let silent = frame.kind == Kind::Data && !frame.place.is_none();
+        let back = if silent { 0 } else { self.owed.min(u32::from(u16::MAX)) };
         self.owed -= back;
         frame.credit = back as u16;
         Some((frame, payload))
@@ -163,6 +165,9 @@ impl Matcher {
                     ));
                 }
             }
+        }
+        if self.one_sided && self.should_return_credit() {
+            return Some((Frame::bare(Kind::Credit), None));
         }
         while let Some(slot) = self.streams.front().copied() {
             let Some(SendOp {
