@@ -294,7 +294,8 @@ pub const TABLE: &[Setting] = &[
         Kind::Number { min: 0, max: 7 },
         Some("7"),
         "",
-        "How often RDMA sends again before a connection counts as broken.",
+        "How often RDMA sends again before a connection counts as broken. 7 counts as 6: soft-RoCE takes 7 for \
+         ever.",
     ),
     // How collectives are cut up and sent.
     row(
