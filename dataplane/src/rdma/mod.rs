@@ -2,10 +2,10 @@
 //!
 //! - [`transport`]: the [`crate::transport::Transport`]. [`choice`]: which devices, ports and GIDs are used, and what two
 //!   sides agree on: pure. [`survey`]: what this host has, read from the kernel's files.
-//! - [`device`]: an open device, and the datagrams by which connections begin. [`handshake`]: what these say: pure.
-//! - [`connection`]: small messages and large writes of one peer. [`rail`]: one of its queue pairs. [`failover`]: going
+//! - `device`: an open device, and the datagrams by which connections begin. [`handshake`]: what these say: pure.
+//! - `connection`: small messages and large writes of one peer. `rail`: one of its queue pairs. `failover`: going
 //!   on without one. [`wire`]: encoding, pure.
-//! - [`registration`]: memory that the devices know. [`request`]: numbers of requests. [`watch`]: sleeping.
+//! - `registration`: memory that the devices know. `request`: numbers of requests. `watch`: sleeping.
 //! - [`verbs`]: the device interface: libibverbs, found at run time, behind owners that cannot be dropped in the
 //!   wrong order. The program starts and runs on a machine that has neither the library nor a device.
 //!
