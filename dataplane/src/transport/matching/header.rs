@@ -21,7 +21,7 @@ use crate::transport::op::Stamp;
 pub const BYTES: usize = 64;
 
 /// Kinds, by their numbers on the wire from 1 on.
-const KINDS: [Kind; 12] = [
+pub(crate) const KINDS: [Kind; 12] = [
     Kind::Eager,
     Kind::Rts,
     Kind::Cts,
