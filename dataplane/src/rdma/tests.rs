@@ -10,12 +10,17 @@ use crate::transport::{Peer, Transport};
 /// Says whether a missing device fails the tests, as where it is known to be there: `require`.
 const WANTED: &str = "RINGWAY_TEST_RDMA";
 
+/// Fails where the environment promises a device, and there is none.
+pub(super) fn may_be_missing(why: &dyn std::fmt::Display) {
+    let wanted = std::env::var(WANTED).is_ok_and(|w| w == "require");
+    assert!(!wanted, "{WANTED}=require, and there is no RDMA: {why}");
+}
+
 /// The rails of this host, or why there are none.
 fn rails(config: &RdmaConfig) -> Result<Choice, Skip> {
     let host = survey::this_host().unwrap_or_else(|e| panic!("{e}"));
     choose(&host, config).map_err(|why| {
-        let wanted = std::env::var(WANTED).is_ok_and(|w| w == "require");
-        assert!(!wanted, "{WANTED}=require, and there is no RDMA: {why}");
+        may_be_missing(&why);
         Skip::new(format!("an RDMA device ({why})"))
     })
 }
