@@ -5,11 +5,21 @@
 //! test holds the two together.
 #![forbid(unsafe_code)]
 
-/// TensorFlow's coordination service, in all its revisions.
-#[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
+/// TensorFlow's services and messages: coordination (in all its revisions), master and worker.
+#[allow(missing_docs, deprecated, clippy::all, clippy::pedantic, unreachable_pub)]
 #[rustfmt::skip]
 pub mod tensorflow {
     include!("generated/tensorflow.rs");
+
+    /// Remote eager.
+    pub mod eager {
+        include!("generated/tensorflow.eager.rs");
+    }
+
+    /// Canonical status codes.
+    pub mod error {
+        include!("generated/tensorflow.error.rs");
+    }
 }
 
 /// Ringway's own services.

@@ -2326,3 +2326,4958 @@ pub mod coordination_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// The tasks of a job, by index, at "host:port".
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JobDef {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(map = "int32, string", tag = "2")]
+    pub tasks: ::std::collections::HashMap<i32, ::prost::alloc::string::String>,
+}
+/// The jobs of a cluster.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ClusterDef {
+    #[prost(message, repeated, tag = "1")]
+    pub job: ::prost::alloc::vec::Vec<JobDef>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskDeviceFilters {
+    #[prost(string, repeated, tag = "1")]
+    pub device_filters: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JobDeviceFilters {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(map = "int32, message", tag = "2")]
+    pub tasks: ::std::collections::HashMap<i32, TaskDeviceFilters>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ClusterDeviceFilters {
+    #[prost(message, repeated, tag = "1")]
+    pub jobs: ::prost::alloc::vec::Vec<JobDeviceFilters>,
+}
+/// A type as a value of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SerializedDType {
+    #[prost(enumeration = "DataType", tag = "1")]
+    pub datatype: i32,
+}
+/// Sizes of the dimensions, outermost first; -1 stands for a size that is not known.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TensorShapeProto {
+    #[prost(message, repeated, tag = "2")]
+    pub dim: ::prost::alloc::vec::Vec<tensor_shape_proto::Dim>,
+    #[prost(bool, tag = "3")]
+    pub unknown_rank: bool,
+}
+/// Nested message and enum types in `TensorShapeProto`.
+pub mod tensor_shape_proto {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Dim {
+        #[prost(int64, tag = "1")]
+        pub size: i64,
+        #[prost(string, tag = "2")]
+        pub name: ::prost::alloc::string::String,
+    }
+}
+/// Names a resource (a variable, a table) of one device.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ResourceHandleProto {
+    #[prost(string, tag = "1")]
+    pub device: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub container: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "4")]
+    pub hash_code: u64,
+    #[prost(string, tag = "5")]
+    pub maybe_type_name: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "6")]
+    pub dtypes_and_shapes: ::prost::alloc::vec::Vec<
+        resource_handle_proto::DtypeAndShape,
+    >,
+}
+/// Nested message and enum types in `ResourceHandleProto`.
+pub mod resource_handle_proto {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct DtypeAndShape {
+        #[prost(enumeration = "super::DataType", tag = "1")]
+        pub dtype: i32,
+        #[prost(message, optional, tag = "2")]
+        pub shape: ::core::option::Option<super::TensorShapeProto>,
+    }
+}
+/// A value: its bytes in tensor_content, or element by element in the field of its type; fewer elements than the shape has mean that the last one repeats.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TensorProto {
+    #[prost(enumeration = "DataType", tag = "1")]
+    pub dtype: i32,
+    #[prost(message, optional, tag = "2")]
+    pub tensor_shape: ::core::option::Option<TensorShapeProto>,
+    #[prost(int32, tag = "3")]
+    pub version_number: i32,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub tensor_content: ::prost::bytes::Bytes,
+    #[prost(int32, repeated, tag = "13")]
+    pub half_val: ::prost::alloc::vec::Vec<i32>,
+    #[prost(float, repeated, tag = "5")]
+    pub float_val: ::prost::alloc::vec::Vec<f32>,
+    #[prost(double, repeated, tag = "6")]
+    pub double_val: ::prost::alloc::vec::Vec<f64>,
+    #[prost(int32, repeated, tag = "7")]
+    pub int_val: ::prost::alloc::vec::Vec<i32>,
+    #[prost(bytes = "vec", repeated, tag = "8")]
+    pub string_val: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(float, repeated, tag = "9")]
+    pub scomplex_val: ::prost::alloc::vec::Vec<f32>,
+    #[prost(int64, repeated, tag = "10")]
+    pub int64_val: ::prost::alloc::vec::Vec<i64>,
+    #[prost(bool, repeated, tag = "11")]
+    pub bool_val: ::prost::alloc::vec::Vec<bool>,
+    #[prost(double, repeated, tag = "12")]
+    pub dcomplex_val: ::prost::alloc::vec::Vec<f64>,
+    #[prost(message, repeated, tag = "14")]
+    pub resource_handle_val: ::prost::alloc::vec::Vec<ResourceHandleProto>,
+    #[prost(message, repeated, tag = "15")]
+    pub variant_val: ::prost::alloc::vec::Vec<VariantTensorDataProto>,
+    #[prost(uint32, repeated, tag = "16")]
+    pub uint32_val: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint64, repeated, tag = "17")]
+    pub uint64_val: ::prost::alloc::vec::Vec<u64>,
+    #[prost(bytes = "vec", tag = "18")]
+    pub float8_val: ::prost::alloc::vec::Vec<u8>,
+}
+/// An element of type variant.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct VariantTensorDataProto {
+    #[prost(string, tag = "1")]
+    pub type_name: ::prost::alloc::string::String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub metadata: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, repeated, tag = "3")]
+    pub tensors: ::prost::alloc::vec::Vec<TensorProto>,
+}
+/// Types of elements. A type plus 100 is a reference to a mutable tensor of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DataType {
+    DtInvalid = 0,
+    DtFloat = 1,
+    DtDouble = 2,
+    DtInt32 = 3,
+    DtUint8 = 4,
+    DtInt16 = 5,
+    DtInt8 = 6,
+    DtString = 7,
+    DtComplex64 = 8,
+    DtInt64 = 9,
+    DtBool = 10,
+    DtQint8 = 11,
+    DtQuint8 = 12,
+    DtQint32 = 13,
+    DtBfloat16 = 14,
+    DtQint16 = 15,
+    DtQuint16 = 16,
+    DtUint16 = 17,
+    DtComplex128 = 18,
+    DtHalf = 19,
+    DtResource = 20,
+    DtVariant = 21,
+    DtUint32 = 22,
+    DtUint64 = 23,
+    DtFloat8E5m2 = 24,
+    DtFloat8E4m3fn = 25,
+    DtFloat8E4m3fnuz = 26,
+    DtFloat8E4m3b11fnuz = 27,
+    DtFloat8E5m2fnuz = 28,
+    DtInt4 = 29,
+    DtUint4 = 30,
+    DtInt2 = 31,
+    DtUint2 = 32,
+    DtFloat4E2m1fn = 33,
+    DtFloatRef = 101,
+    DtDoubleRef = 102,
+    DtInt32Ref = 103,
+    DtUint8Ref = 104,
+    DtInt16Ref = 105,
+    DtInt8Ref = 106,
+    DtStringRef = 107,
+    DtComplex64Ref = 108,
+    DtInt64Ref = 109,
+    DtBoolRef = 110,
+    DtQint8Ref = 111,
+    DtQuint8Ref = 112,
+    DtQint32Ref = 113,
+    DtBfloat16Ref = 114,
+    DtQint16Ref = 115,
+    DtQuint16Ref = 116,
+    DtUint16Ref = 117,
+    DtComplex128Ref = 118,
+    DtHalfRef = 119,
+    DtResourceRef = 120,
+    DtVariantRef = 121,
+    DtUint32Ref = 122,
+    DtUint64Ref = 123,
+    DtFloat8E5m2Ref = 124,
+    DtFloat8E4m3fnRef = 125,
+    DtFloat8E4m3fnuzRef = 126,
+    DtFloat8E4m3b11fnuzRef = 127,
+    DtFloat8E5m2fnuzRef = 128,
+    DtInt4Ref = 129,
+    DtUint4Ref = 130,
+    DtInt2Ref = 131,
+    DtUint2Ref = 132,
+    DtFloat4E2m1fnRef = 133,
+}
+impl DataType {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::DtInvalid => "DT_INVALID",
+            Self::DtFloat => "DT_FLOAT",
+            Self::DtDouble => "DT_DOUBLE",
+            Self::DtInt32 => "DT_INT32",
+            Self::DtUint8 => "DT_UINT8",
+            Self::DtInt16 => "DT_INT16",
+            Self::DtInt8 => "DT_INT8",
+            Self::DtString => "DT_STRING",
+            Self::DtComplex64 => "DT_COMPLEX64",
+            Self::DtInt64 => "DT_INT64",
+            Self::DtBool => "DT_BOOL",
+            Self::DtQint8 => "DT_QINT8",
+            Self::DtQuint8 => "DT_QUINT8",
+            Self::DtQint32 => "DT_QINT32",
+            Self::DtBfloat16 => "DT_BFLOAT16",
+            Self::DtQint16 => "DT_QINT16",
+            Self::DtQuint16 => "DT_QUINT16",
+            Self::DtUint16 => "DT_UINT16",
+            Self::DtComplex128 => "DT_COMPLEX128",
+            Self::DtHalf => "DT_HALF",
+            Self::DtResource => "DT_RESOURCE",
+            Self::DtVariant => "DT_VARIANT",
+            Self::DtUint32 => "DT_UINT32",
+            Self::DtUint64 => "DT_UINT64",
+            Self::DtFloat8E5m2 => "DT_FLOAT8_E5M2",
+            Self::DtFloat8E4m3fn => "DT_FLOAT8_E4M3FN",
+            Self::DtFloat8E4m3fnuz => "DT_FLOAT8_E4M3FNUZ",
+            Self::DtFloat8E4m3b11fnuz => "DT_FLOAT8_E4M3B11FNUZ",
+            Self::DtFloat8E5m2fnuz => "DT_FLOAT8_E5M2FNUZ",
+            Self::DtInt4 => "DT_INT4",
+            Self::DtUint4 => "DT_UINT4",
+            Self::DtInt2 => "DT_INT2",
+            Self::DtUint2 => "DT_UINT2",
+            Self::DtFloat4E2m1fn => "DT_FLOAT4_E2M1FN",
+            Self::DtFloatRef => "DT_FLOAT_REF",
+            Self::DtDoubleRef => "DT_DOUBLE_REF",
+            Self::DtInt32Ref => "DT_INT32_REF",
+            Self::DtUint8Ref => "DT_UINT8_REF",
+            Self::DtInt16Ref => "DT_INT16_REF",
+            Self::DtInt8Ref => "DT_INT8_REF",
+            Self::DtStringRef => "DT_STRING_REF",
+            Self::DtComplex64Ref => "DT_COMPLEX64_REF",
+            Self::DtInt64Ref => "DT_INT64_REF",
+            Self::DtBoolRef => "DT_BOOL_REF",
+            Self::DtQint8Ref => "DT_QINT8_REF",
+            Self::DtQuint8Ref => "DT_QUINT8_REF",
+            Self::DtQint32Ref => "DT_QINT32_REF",
+            Self::DtBfloat16Ref => "DT_BFLOAT16_REF",
+            Self::DtQint16Ref => "DT_QINT16_REF",
+            Self::DtQuint16Ref => "DT_QUINT16_REF",
+            Self::DtUint16Ref => "DT_UINT16_REF",
+            Self::DtComplex128Ref => "DT_COMPLEX128_REF",
+            Self::DtHalfRef => "DT_HALF_REF",
+            Self::DtResourceRef => "DT_RESOURCE_REF",
+            Self::DtVariantRef => "DT_VARIANT_REF",
+            Self::DtUint32Ref => "DT_UINT32_REF",
+            Self::DtUint64Ref => "DT_UINT64_REF",
+            Self::DtFloat8E5m2Ref => "DT_FLOAT8_E5M2_REF",
+            Self::DtFloat8E4m3fnRef => "DT_FLOAT8_E4M3FN_REF",
+            Self::DtFloat8E4m3fnuzRef => "DT_FLOAT8_E4M3FNUZ_REF",
+            Self::DtFloat8E4m3b11fnuzRef => "DT_FLOAT8_E4M3B11FNUZ_REF",
+            Self::DtFloat8E5m2fnuzRef => "DT_FLOAT8_E5M2FNUZ_REF",
+            Self::DtInt4Ref => "DT_INT4_REF",
+            Self::DtUint4Ref => "DT_UINT4_REF",
+            Self::DtInt2Ref => "DT_INT2_REF",
+            Self::DtUint2Ref => "DT_UINT2_REF",
+            Self::DtFloat4E2m1fnRef => "DT_FLOAT4_E2M1FN_REF",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DT_INVALID" => Some(Self::DtInvalid),
+            "DT_FLOAT" => Some(Self::DtFloat),
+            "DT_DOUBLE" => Some(Self::DtDouble),
+            "DT_INT32" => Some(Self::DtInt32),
+            "DT_UINT8" => Some(Self::DtUint8),
+            "DT_INT16" => Some(Self::DtInt16),
+            "DT_INT8" => Some(Self::DtInt8),
+            "DT_STRING" => Some(Self::DtString),
+            "DT_COMPLEX64" => Some(Self::DtComplex64),
+            "DT_INT64" => Some(Self::DtInt64),
+            "DT_BOOL" => Some(Self::DtBool),
+            "DT_QINT8" => Some(Self::DtQint8),
+            "DT_QUINT8" => Some(Self::DtQuint8),
+            "DT_QINT32" => Some(Self::DtQint32),
+            "DT_BFLOAT16" => Some(Self::DtBfloat16),
+            "DT_QINT16" => Some(Self::DtQint16),
+            "DT_QUINT16" => Some(Self::DtQuint16),
+            "DT_UINT16" => Some(Self::DtUint16),
+            "DT_COMPLEX128" => Some(Self::DtComplex128),
+            "DT_HALF" => Some(Self::DtHalf),
+            "DT_RESOURCE" => Some(Self::DtResource),
+            "DT_VARIANT" => Some(Self::DtVariant),
+            "DT_UINT32" => Some(Self::DtUint32),
+            "DT_UINT64" => Some(Self::DtUint64),
+            "DT_FLOAT8_E5M2" => Some(Self::DtFloat8E5m2),
+            "DT_FLOAT8_E4M3FN" => Some(Self::DtFloat8E4m3fn),
+            "DT_FLOAT8_E4M3FNUZ" => Some(Self::DtFloat8E4m3fnuz),
+            "DT_FLOAT8_E4M3B11FNUZ" => Some(Self::DtFloat8E4m3b11fnuz),
+            "DT_FLOAT8_E5M2FNUZ" => Some(Self::DtFloat8E5m2fnuz),
+            "DT_INT4" => Some(Self::DtInt4),
+            "DT_UINT4" => Some(Self::DtUint4),
+            "DT_INT2" => Some(Self::DtInt2),
+            "DT_UINT2" => Some(Self::DtUint2),
+            "DT_FLOAT4_E2M1FN" => Some(Self::DtFloat4E2m1fn),
+            "DT_FLOAT_REF" => Some(Self::DtFloatRef),
+            "DT_DOUBLE_REF" => Some(Self::DtDoubleRef),
+            "DT_INT32_REF" => Some(Self::DtInt32Ref),
+            "DT_UINT8_REF" => Some(Self::DtUint8Ref),
+            "DT_INT16_REF" => Some(Self::DtInt16Ref),
+            "DT_INT8_REF" => Some(Self::DtInt8Ref),
+            "DT_STRING_REF" => Some(Self::DtStringRef),
+            "DT_COMPLEX64_REF" => Some(Self::DtComplex64Ref),
+            "DT_INT64_REF" => Some(Self::DtInt64Ref),
+            "DT_BOOL_REF" => Some(Self::DtBoolRef),
+            "DT_QINT8_REF" => Some(Self::DtQint8Ref),
+            "DT_QUINT8_REF" => Some(Self::DtQuint8Ref),
+            "DT_QINT32_REF" => Some(Self::DtQint32Ref),
+            "DT_BFLOAT16_REF" => Some(Self::DtBfloat16Ref),
+            "DT_QINT16_REF" => Some(Self::DtQint16Ref),
+            "DT_QUINT16_REF" => Some(Self::DtQuint16Ref),
+            "DT_UINT16_REF" => Some(Self::DtUint16Ref),
+            "DT_COMPLEX128_REF" => Some(Self::DtComplex128Ref),
+            "DT_HALF_REF" => Some(Self::DtHalfRef),
+            "DT_RESOURCE_REF" => Some(Self::DtResourceRef),
+            "DT_VARIANT_REF" => Some(Self::DtVariantRef),
+            "DT_UINT32_REF" => Some(Self::DtUint32Ref),
+            "DT_UINT64_REF" => Some(Self::DtUint64Ref),
+            "DT_FLOAT8_E5M2_REF" => Some(Self::DtFloat8E5m2Ref),
+            "DT_FLOAT8_E4M3FN_REF" => Some(Self::DtFloat8E4m3fnRef),
+            "DT_FLOAT8_E4M3FNUZ_REF" => Some(Self::DtFloat8E4m3fnuzRef),
+            "DT_FLOAT8_E4M3B11FNUZ_REF" => Some(Self::DtFloat8E4m3b11fnuzRef),
+            "DT_FLOAT8_E5M2FNUZ_REF" => Some(Self::DtFloat8E5m2fnuzRef),
+            "DT_INT4_REF" => Some(Self::DtInt4Ref),
+            "DT_UINT4_REF" => Some(Self::DtUint4Ref),
+            "DT_INT2_REF" => Some(Self::DtInt2Ref),
+            "DT_UINT2_REF" => Some(Self::DtUint2Ref),
+            "DT_FLOAT4_E2M1FN_REF" => Some(Self::DtFloat4E2m1fnRef),
+            _ => None,
+        }
+    }
+}
+/// A type with parameters, as type inference sees it. Carried, never interpreted here.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FullTypeDef {
+    #[prost(enumeration = "FullTypeId", tag = "1")]
+    pub type_id: i32,
+    #[prost(message, repeated, tag = "2")]
+    pub args: ::prost::alloc::vec::Vec<FullTypeDef>,
+    #[prost(oneof = "full_type_def::Attr", tags = "3, 4")]
+    pub attr: ::core::option::Option<full_type_def::Attr>,
+}
+/// Nested message and enum types in `FullTypeDef`.
+pub mod full_type_def {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Attr {
+        #[prost(string, tag = "3")]
+        S(::prost::alloc::string::String),
+        #[prost(int64, tag = "4")]
+        I(i64),
+    }
+}
+/// The value of an attribute.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AttrValue {
+    #[prost(oneof = "attr_value::Value", tags = "2, 3, 4, 5, 6, 7, 8, 1, 10, 9")]
+    pub value: ::core::option::Option<attr_value::Value>,
+}
+/// Nested message and enum types in `AttrValue`.
+pub mod attr_value {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct ListValue {
+        #[prost(bytes = "vec", repeated, tag = "2")]
+        pub s: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+        #[prost(int64, repeated, tag = "3")]
+        pub i: ::prost::alloc::vec::Vec<i64>,
+        #[prost(float, repeated, tag = "4")]
+        pub f: ::prost::alloc::vec::Vec<f32>,
+        #[prost(bool, repeated, tag = "5")]
+        pub b: ::prost::alloc::vec::Vec<bool>,
+        #[prost(enumeration = "super::DataType", repeated, tag = "6")]
+        pub r#type: ::prost::alloc::vec::Vec<i32>,
+        #[prost(message, repeated, tag = "7")]
+        pub shape: ::prost::alloc::vec::Vec<super::TensorShapeProto>,
+        #[prost(message, repeated, tag = "8")]
+        pub tensor: ::prost::alloc::vec::Vec<super::TensorProto>,
+        #[prost(message, repeated, tag = "9")]
+        pub func: ::prost::alloc::vec::Vec<super::NameAttrList>,
+    }
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Value {
+        #[prost(bytes, tag = "2")]
+        S(::prost::alloc::vec::Vec<u8>),
+        #[prost(int64, tag = "3")]
+        I(i64),
+        #[prost(float, tag = "4")]
+        F(f32),
+        #[prost(bool, tag = "5")]
+        B(bool),
+        #[prost(enumeration = "super::DataType", tag = "6")]
+        Type(i32),
+        #[prost(message, tag = "7")]
+        Shape(super::TensorShapeProto),
+        #[prost(message, tag = "8")]
+        Tensor(super::TensorProto),
+        #[prost(message, tag = "1")]
+        List(ListValue),
+        #[prost(message, tag = "10")]
+        Func(super::NameAttrList),
+        #[prost(string, tag = "9")]
+        Placeholder(::prost::alloc::string::String),
+    }
+}
+/// A function by name, with attributes.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NameAttrList {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(map = "string, message", tag = "2")]
+    pub attr: ::std::collections::HashMap<::prost::alloc::string::String, AttrValue>,
+}
+/// One operation of a graph. An input is "node", "node:output", or "^node" for control.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeDef {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub op: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "3")]
+    pub input: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, tag = "4")]
+    pub device: ::prost::alloc::string::String,
+    #[prost(map = "string, message", tag = "5")]
+    pub attr: ::std::collections::HashMap<::prost::alloc::string::String, AttrValue>,
+    #[prost(message, optional, tag = "6")]
+    pub experimental_debug_info: ::core::option::Option<node_def::ExperimentalDebugInfo>,
+    #[prost(message, optional, tag = "7")]
+    pub experimental_type: ::core::option::Option<FullTypeDef>,
+}
+/// Nested message and enum types in `NodeDef`.
+pub mod node_def {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct ExperimentalDebugInfo {
+        #[prost(string, repeated, tag = "1")]
+        pub original_node_names: ::prost::alloc::vec::Vec<
+            ::prost::alloc::string::String,
+        >,
+        #[prost(string, repeated, tag = "2")]
+        pub original_func_names: ::prost::alloc::vec::Vec<
+            ::prost::alloc::string::String,
+        >,
+    }
+}
+/// What is known of an operation: its arguments and attributes.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OpDef {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub input_arg: ::prost::alloc::vec::Vec<op_def::ArgDef>,
+    #[prost(message, repeated, tag = "3")]
+    pub output_arg: ::prost::alloc::vec::Vec<op_def::ArgDef>,
+    #[prost(string, repeated, tag = "20")]
+    pub control_output: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "4")]
+    pub attr: ::prost::alloc::vec::Vec<op_def::AttrDef>,
+    #[prost(message, optional, tag = "8")]
+    pub deprecation: ::core::option::Option<OpDeprecation>,
+    #[prost(string, tag = "5")]
+    pub summary: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub description: ::prost::alloc::string::String,
+    #[prost(bool, tag = "18")]
+    pub is_commutative: bool,
+    #[prost(bool, tag = "16")]
+    pub is_aggregate: bool,
+    #[prost(bool, tag = "17")]
+    pub is_stateful: bool,
+    #[prost(bool, tag = "19")]
+    pub allows_uninitialized_input: bool,
+    #[prost(bool, tag = "21")]
+    pub is_distributed_communication: bool,
+}
+/// Nested message and enum types in `OpDef`.
+pub mod op_def {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct ArgDef {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(string, tag = "2")]
+        pub description: ::prost::alloc::string::String,
+        #[prost(enumeration = "super::DataType", tag = "3")]
+        pub r#type: i32,
+        #[prost(string, tag = "4")]
+        pub type_attr: ::prost::alloc::string::String,
+        #[prost(string, tag = "5")]
+        pub number_attr: ::prost::alloc::string::String,
+        #[prost(string, tag = "6")]
+        pub type_list_attr: ::prost::alloc::string::String,
+        #[prost(message, repeated, tag = "7")]
+        pub handle_data: ::prost::alloc::vec::Vec<
+            super::resource_handle_proto::DtypeAndShape,
+        >,
+        #[prost(bool, tag = "16")]
+        pub is_ref: bool,
+        #[prost(message, optional, tag = "17")]
+        pub experimental_full_type: ::core::option::Option<super::FullTypeDef>,
+    }
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct AttrDef {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(string, tag = "2")]
+        pub r#type: ::prost::alloc::string::String,
+        #[prost(message, optional, tag = "3")]
+        pub default_value: ::core::option::Option<super::AttrValue>,
+        #[prost(string, tag = "4")]
+        pub description: ::prost::alloc::string::String,
+        #[prost(bool, tag = "5")]
+        pub has_minimum: bool,
+        #[prost(int64, tag = "6")]
+        pub minimum: i64,
+        #[prost(message, optional, tag = "7")]
+        pub allowed_values: ::core::option::Option<super::AttrValue>,
+    }
+}
+/// From which graph version on an operation is refused.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OpDeprecation {
+    #[prost(int32, tag = "1")]
+    pub version: i32,
+    #[prost(string, tag = "2")]
+    pub explanation: ::prost::alloc::string::String,
+}
+/// Several operations.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OpList {
+    #[prost(message, repeated, tag = "1")]
+    pub op: ::prost::alloc::vec::Vec<OpDef>,
+}
+/// The functions of a graph.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FunctionDefLibrary {
+    #[prost(message, repeated, tag = "1")]
+    pub function: ::prost::alloc::vec::Vec<FunctionDef>,
+    #[prost(message, repeated, tag = "2")]
+    pub gradient: ::prost::alloc::vec::Vec<GradientDef>,
+    #[prost(message, repeated, tag = "3")]
+    pub registered_gradients: ::prost::alloc::vec::Vec<RegisteredGradient>,
+}
+/// A function: a signature, nodes, and which of their outputs it returns.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FunctionDef {
+    #[prost(message, optional, tag = "1")]
+    pub signature: ::core::option::Option<OpDef>,
+    #[prost(map = "string, message", tag = "5")]
+    pub attr: ::std::collections::HashMap<::prost::alloc::string::String, AttrValue>,
+    #[prost(map = "uint32, message", tag = "7")]
+    pub arg_attr: ::std::collections::HashMap<u32, function_def::ArgAttrs>,
+    #[prost(map = "uint32, uint32", tag = "8")]
+    pub resource_arg_unique_id: ::std::collections::HashMap<u32, u32>,
+    #[prost(message, repeated, tag = "3")]
+    pub node_def: ::prost::alloc::vec::Vec<NodeDef>,
+    #[prost(map = "string, string", tag = "4")]
+    pub ret: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(map = "string, string", tag = "6")]
+    pub control_ret: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}
+/// Nested message and enum types in `FunctionDef`.
+pub mod function_def {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct ArgAttrs {
+        #[prost(map = "string, message", tag = "1")]
+        pub attr: ::std::collections::HashMap<
+            ::prost::alloc::string::String,
+            super::AttrValue,
+        >,
+    }
+}
+/// Which function computes the gradient of another.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GradientDef {
+    #[prost(string, tag = "1")]
+    pub function_name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub gradient_func: ::prost::alloc::string::String,
+}
+/// The same, by a name that was registered.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RegisteredGradient {
+    #[prost(string, tag = "1")]
+    pub gradient_func: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub registered_op_type: ::prost::alloc::string::String,
+}
+/// Where in the user's program nodes were made.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GraphDebugInfo {
+    #[prost(string, repeated, tag = "1")]
+    pub files: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(map = "fixed64, message", tag = "4")]
+    pub frames_by_id: ::std::collections::HashMap<u64, graph_debug_info::FileLineCol>,
+    #[prost(map = "fixed64, message", tag = "6")]
+    pub traces_by_id: ::std::collections::HashMap<u64, graph_debug_info::StackTrace>,
+    #[prost(map = "string, message", tag = "2")]
+    pub traces: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        graph_debug_info::StackTrace,
+    >,
+    #[prost(map = "string, fixed64", tag = "5")]
+    pub name_to_trace_id: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        u64,
+    >,
+}
+/// Nested message and enum types in `GraphDebugInfo`.
+pub mod graph_debug_info {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct FileLineCol {
+        #[prost(int32, tag = "1")]
+        pub file_index: i32,
+        #[prost(int32, tag = "2")]
+        pub line: i32,
+        #[prost(int32, tag = "3")]
+        pub col: i32,
+        #[prost(string, tag = "4")]
+        pub func: ::prost::alloc::string::String,
+        #[prost(string, tag = "5")]
+        pub code: ::prost::alloc::string::String,
+    }
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct StackTrace {
+        #[prost(message, repeated, tag = "1")]
+        pub file_line_cols: ::prost::alloc::vec::Vec<FileLineCol>,
+        #[prost(fixed64, repeated, tag = "2")]
+        pub frame_id: ::prost::alloc::vec::Vec<u64>,
+    }
+}
+/// Which producers and consumers understand the graph.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct VersionDef {
+    #[prost(int32, tag = "1")]
+    pub producer: i32,
+    #[prost(int32, tag = "2")]
+    pub min_consumer: i32,
+    #[prost(int32, repeated, tag = "3")]
+    pub bad_consumers: ::prost::alloc::vec::Vec<i32>,
+}
+/// A graph: nodes, functions, versions.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GraphDef {
+    #[prost(message, repeated, tag = "1")]
+    pub node: ::prost::alloc::vec::Vec<NodeDef>,
+    #[prost(message, optional, tag = "4")]
+    pub versions: ::core::option::Option<VersionDef>,
+    #[deprecated]
+    #[prost(int32, tag = "3")]
+    pub version: i32,
+    #[prost(message, optional, tag = "2")]
+    pub library: ::core::option::Option<FunctionDefLibrary>,
+    #[prost(message, optional, tag = "5")]
+    pub debug_info: ::core::option::Option<GraphDebugInfo>,
+}
+/// Heads of such types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum FullTypeId {
+    TftUnset = 0,
+    TftVar = 1,
+    TftAny = 2,
+    TftProduct = 3,
+    TftNamed = 4,
+    TftForEach = 20,
+    TftCallable = 100,
+    TftTensor = 1000,
+    TftArray = 1001,
+    TftOptional = 1002,
+    TftLiteral = 1003,
+    TftEncoded = 1004,
+    TftShapeTensor = 1005,
+    TftBool = 200,
+    TftUint8 = 201,
+    TftUint16 = 202,
+    TftUint32 = 203,
+    TftUint64 = 204,
+    TftInt8 = 205,
+    TftInt16 = 206,
+    TftInt32 = 207,
+    TftInt64 = 208,
+    TftHalf = 209,
+    TftFloat = 210,
+    TftDouble = 211,
+    TftBfloat16 = 215,
+    TftComplex64 = 212,
+    TftComplex128 = 213,
+    TftString = 214,
+    TftDataset = 10102,
+    TftRagged = 10103,
+    TftIterator = 10104,
+    TftMutexLock = 10202,
+    TftLegacyVariant = 10203,
+}
+impl FullTypeId {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::TftUnset => "TFT_UNSET",
+            Self::TftVar => "TFT_VAR",
+            Self::TftAny => "TFT_ANY",
+            Self::TftProduct => "TFT_PRODUCT",
+            Self::TftNamed => "TFT_NAMED",
+            Self::TftForEach => "TFT_FOR_EACH",
+            Self::TftCallable => "TFT_CALLABLE",
+            Self::TftTensor => "TFT_TENSOR",
+            Self::TftArray => "TFT_ARRAY",
+            Self::TftOptional => "TFT_OPTIONAL",
+            Self::TftLiteral => "TFT_LITERAL",
+            Self::TftEncoded => "TFT_ENCODED",
+            Self::TftShapeTensor => "TFT_SHAPE_TENSOR",
+            Self::TftBool => "TFT_BOOL",
+            Self::TftUint8 => "TFT_UINT8",
+            Self::TftUint16 => "TFT_UINT16",
+            Self::TftUint32 => "TFT_UINT32",
+            Self::TftUint64 => "TFT_UINT64",
+            Self::TftInt8 => "TFT_INT8",
+            Self::TftInt16 => "TFT_INT16",
+            Self::TftInt32 => "TFT_INT32",
+            Self::TftInt64 => "TFT_INT64",
+            Self::TftHalf => "TFT_HALF",
+            Self::TftFloat => "TFT_FLOAT",
+            Self::TftDouble => "TFT_DOUBLE",
+            Self::TftBfloat16 => "TFT_BFLOAT16",
+            Self::TftComplex64 => "TFT_COMPLEX64",
+            Self::TftComplex128 => "TFT_COMPLEX128",
+            Self::TftString => "TFT_STRING",
+            Self::TftDataset => "TFT_DATASET",
+            Self::TftRagged => "TFT_RAGGED",
+            Self::TftIterator => "TFT_ITERATOR",
+            Self::TftMutexLock => "TFT_MUTEX_LOCK",
+            Self::TftLegacyVariant => "TFT_LEGACY_VARIANT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TFT_UNSET" => Some(Self::TftUnset),
+            "TFT_VAR" => Some(Self::TftVar),
+            "TFT_ANY" => Some(Self::TftAny),
+            "TFT_PRODUCT" => Some(Self::TftProduct),
+            "TFT_NAMED" => Some(Self::TftNamed),
+            "TFT_FOR_EACH" => Some(Self::TftForEach),
+            "TFT_CALLABLE" => Some(Self::TftCallable),
+            "TFT_TENSOR" => Some(Self::TftTensor),
+            "TFT_ARRAY" => Some(Self::TftArray),
+            "TFT_OPTIONAL" => Some(Self::TftOptional),
+            "TFT_LITERAL" => Some(Self::TftLiteral),
+            "TFT_ENCODED" => Some(Self::TftEncoded),
+            "TFT_SHAPE_TENSOR" => Some(Self::TftShapeTensor),
+            "TFT_BOOL" => Some(Self::TftBool),
+            "TFT_UINT8" => Some(Self::TftUint8),
+            "TFT_UINT16" => Some(Self::TftUint16),
+            "TFT_UINT32" => Some(Self::TftUint32),
+            "TFT_UINT64" => Some(Self::TftUint64),
+            "TFT_INT8" => Some(Self::TftInt8),
+            "TFT_INT16" => Some(Self::TftInt16),
+            "TFT_INT32" => Some(Self::TftInt32),
+            "TFT_INT64" => Some(Self::TftInt64),
+            "TFT_HALF" => Some(Self::TftHalf),
+            "TFT_FLOAT" => Some(Self::TftFloat),
+            "TFT_DOUBLE" => Some(Self::TftDouble),
+            "TFT_BFLOAT16" => Some(Self::TftBfloat16),
+            "TFT_COMPLEX64" => Some(Self::TftComplex64),
+            "TFT_COMPLEX128" => Some(Self::TftComplex128),
+            "TFT_STRING" => Some(Self::TftString),
+            "TFT_DATASET" => Some(Self::TftDataset),
+            "TFT_RAGGED" => Some(Self::TftRagged),
+            "TFT_ITERATOR" => Some(Self::TftIterator),
+            "TFT_MUTEX_LOCK" => Some(Self::TftMutexLock),
+            "TFT_LEGACY_VARIANT" => Some(Self::TftLegacyVariant),
+            _ => None,
+        }
+    }
+}
+/// One allocation.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AllocationDescription {
+    #[prost(int64, tag = "1")]
+    pub requested_bytes: i64,
+    #[prost(int64, tag = "2")]
+    pub allocated_bytes: i64,
+    #[prost(string, tag = "3")]
+    pub allocator_name: ::prost::alloc::string::String,
+    #[prost(int64, tag = "4")]
+    pub allocation_id: i64,
+    #[prost(bool, tag = "5")]
+    pub has_single_reference: bool,
+    #[prost(uint64, tag = "6")]
+    pub ptr: u64,
+}
+/// A tensor without its value.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TensorDescription {
+    #[prost(enumeration = "DataType", tag = "1")]
+    pub dtype: i32,
+    #[prost(message, optional, tag = "2")]
+    pub shape: ::core::option::Option<TensorShapeProto>,
+    #[prost(message, optional, tag = "4")]
+    pub allocation_description: ::core::option::Option<AllocationDescription>,
+}
+/// Costs of the nodes of a graph.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CostGraphDef {
+    #[prost(message, repeated, tag = "1")]
+    pub node: ::prost::alloc::vec::Vec<cost_graph_def::Node>,
+    #[prost(message, repeated, tag = "2")]
+    pub cost: ::prost::alloc::vec::Vec<cost_graph_def::AggregatedCost>,
+}
+/// Nested message and enum types in `CostGraphDef`.
+pub mod cost_graph_def {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct Node {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(string, tag = "2")]
+        pub device: ::prost::alloc::string::String,
+        #[prost(int32, tag = "3")]
+        pub id: i32,
+        #[prost(message, repeated, tag = "4")]
+        pub input_info: ::prost::alloc::vec::Vec<node::InputInfo>,
+        #[prost(message, repeated, tag = "5")]
+        pub output_info: ::prost::alloc::vec::Vec<node::OutputInfo>,
+        #[prost(int64, tag = "6")]
+        pub temporary_memory_size: i64,
+        #[prost(int64, tag = "12")]
+        pub persistent_memory_size: i64,
+        #[deprecated]
+        #[prost(int64, tag = "10")]
+        pub host_temp_memory_size: i64,
+        #[deprecated]
+        #[prost(int64, tag = "11")]
+        pub device_temp_memory_size: i64,
+        #[deprecated]
+        #[prost(int64, tag = "16")]
+        pub device_persistent_memory_size: i64,
+        #[prost(int64, tag = "9")]
+        pub compute_cost: i64,
+        #[prost(int64, tag = "14")]
+        pub compute_time: i64,
+        #[prost(int64, tag = "15")]
+        pub memory_time: i64,
+        #[prost(bool, tag = "7")]
+        pub is_final: bool,
+        #[prost(int32, repeated, tag = "8")]
+        pub control_input: ::prost::alloc::vec::Vec<i32>,
+        #[prost(bool, tag = "17")]
+        pub inaccurate: bool,
+    }
+    /// Nested message and enum types in `Node`.
+    pub mod node {
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct InputInfo {
+            #[prost(int32, tag = "1")]
+            pub preceding_node: i32,
+            #[prost(int32, tag = "2")]
+            pub preceding_port: i32,
+        }
+        #[derive(Clone, PartialEq, ::prost::Message)]
+        pub struct OutputInfo {
+            #[prost(int64, tag = "1")]
+            pub size: i64,
+            #[prost(int64, tag = "2")]
+            pub alias_input_port: i64,
+            #[prost(message, optional, tag = "3")]
+            pub shape: ::core::option::Option<super::super::TensorShapeProto>,
+            #[prost(enumeration = "super::super::DataType", tag = "4")]
+            pub dtype: i32,
+        }
+    }
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct AggregatedCost {
+        #[prost(float, tag = "1")]
+        pub cost: f32,
+        #[prost(string, tag = "2")]
+        pub dimension: ::prost::alloc::string::String,
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AllocationRecord {
+    #[prost(int64, tag = "1")]
+    pub alloc_micros: i64,
+    #[prost(int64, tag = "2")]
+    pub alloc_bytes: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AllocatorMemoryUsed {
+    #[prost(string, tag = "1")]
+    pub allocator_name: ::prost::alloc::string::String,
+    #[prost(int64, tag = "2")]
+    pub total_bytes: i64,
+    #[prost(int64, tag = "3")]
+    pub peak_bytes: i64,
+    #[prost(int64, tag = "4")]
+    pub live_bytes: i64,
+    #[prost(message, repeated, tag = "6")]
+    pub allocation_records: ::prost::alloc::vec::Vec<AllocationRecord>,
+    #[prost(int64, tag = "5")]
+    pub allocator_bytes_in_use: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeOutput {
+    #[prost(int32, tag = "1")]
+    pub slot: i32,
+    #[prost(message, optional, tag = "3")]
+    pub tensor_description: ::core::option::Option<TensorDescription>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MemoryStats {
+    #[prost(int64, tag = "1")]
+    pub temp_memory_size: i64,
+    #[prost(int64, tag = "3")]
+    pub persistent_memory_size: i64,
+    #[prost(int64, repeated, tag = "5")]
+    pub persistent_tensor_alloc_ids: ::prost::alloc::vec::Vec<i64>,
+    #[deprecated]
+    #[prost(int64, tag = "2")]
+    pub device_temp_memory_size: i64,
+    #[deprecated]
+    #[prost(int64, tag = "4")]
+    pub device_persistent_memory_size: i64,
+    #[deprecated]
+    #[prost(int64, repeated, tag = "6")]
+    pub device_persistent_tensor_alloc_ids: ::prost::alloc::vec::Vec<i64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeExecStats {
+    #[prost(string, tag = "1")]
+    pub node_name: ::prost::alloc::string::String,
+    #[prost(int64, tag = "2")]
+    pub all_start_micros: i64,
+    #[prost(int64, tag = "3")]
+    pub op_start_rel_micros: i64,
+    #[prost(int64, tag = "4")]
+    pub op_end_rel_micros: i64,
+    #[prost(int64, tag = "5")]
+    pub all_end_rel_micros: i64,
+    #[prost(message, repeated, tag = "6")]
+    pub memory: ::prost::alloc::vec::Vec<AllocatorMemoryUsed>,
+    #[prost(message, repeated, tag = "7")]
+    pub output: ::prost::alloc::vec::Vec<NodeOutput>,
+    #[prost(string, tag = "8")]
+    pub timeline_label: ::prost::alloc::string::String,
+    #[prost(int64, tag = "9")]
+    pub scheduled_micros: i64,
+    #[prost(uint32, tag = "10")]
+    pub thread_id: u32,
+    #[prost(message, repeated, tag = "11")]
+    pub referenced_tensor: ::prost::alloc::vec::Vec<AllocationDescription>,
+    #[prost(message, optional, tag = "12")]
+    pub memory_stats: ::core::option::Option<MemoryStats>,
+    #[prost(int64, tag = "13")]
+    pub all_start_nanos: i64,
+    #[prost(int64, tag = "14")]
+    pub op_start_rel_nanos: i64,
+    #[prost(int64, tag = "15")]
+    pub op_end_rel_nanos: i64,
+    #[prost(int64, tag = "16")]
+    pub all_end_rel_nanos: i64,
+    #[prost(int64, tag = "17")]
+    pub scheduled_nanos: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeviceStepStats {
+    #[prost(string, tag = "1")]
+    pub device: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub node_stats: ::prost::alloc::vec::Vec<NodeExecStats>,
+    #[prost(map = "uint32, string", tag = "3")]
+    pub thread_names: ::std::collections::HashMap<u32, ::prost::alloc::string::String>,
+}
+/// What a step did, by device.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StepStats {
+    #[prost(message, repeated, tag = "1")]
+    pub dev_stats: ::prost::alloc::vec::Vec<DeviceStepStats>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DebugTensorWatch {
+    #[prost(string, tag = "1")]
+    pub node_name: ::prost::alloc::string::String,
+    #[prost(int32, tag = "2")]
+    pub output_slot: i32,
+    #[prost(string, repeated, tag = "3")]
+    pub debug_ops: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "4")]
+    pub debug_urls: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bool, tag = "5")]
+    pub tolerate_debug_op_creation_failures: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DebugOptions {
+    #[prost(message, repeated, tag = "4")]
+    pub debug_tensor_watch_opts: ::prost::alloc::vec::Vec<DebugTensorWatch>,
+    #[prost(int64, tag = "10")]
+    pub global_step: i64,
+    #[prost(bool, tag = "11")]
+    pub reset_disk_byte_usage: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DebuggedSourceFile {
+    #[prost(string, tag = "1")]
+    pub host: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub file_path: ::prost::alloc::string::String,
+    #[prost(int64, tag = "3")]
+    pub last_modified: i64,
+    #[prost(int64, tag = "4")]
+    pub bytes: i64,
+    #[prost(string, repeated, tag = "5")]
+    pub lines: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DebuggedSourceFiles {
+    #[prost(message, repeated, tag = "1")]
+    pub source_files: ::prost::alloc::vec::Vec<DebuggedSourceFile>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct VerifierConfig {
+    #[prost(int64, tag = "1")]
+    pub verification_timeout_in_ms: i64,
+    #[prost(enumeration = "verifier_config::Toggle", tag = "2")]
+    pub structure_verifier: i32,
+}
+/// Nested message and enum types in `VerifierConfig`.
+pub mod verifier_config {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Toggle {
+        Default = 0,
+        On = 1,
+        Off = 2,
+    }
+    impl Toggle {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Default => "DEFAULT",
+                Self::On => "ON",
+                Self::Off => "OFF",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "DEFAULT" => Some(Self::Default),
+                "ON" => Some(Self::On),
+                "OFF" => Some(Self::Off),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AutoParallelOptions {
+    #[prost(bool, tag = "1")]
+    pub enable: bool,
+    #[prost(int32, tag = "2")]
+    pub num_replicas: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ScopedAllocatorOptions {
+    #[prost(string, repeated, tag = "1")]
+    pub enable_op: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RewriterConfig {
+    #[prost(enumeration = "rewriter_config::CpuLayout", tag = "50")]
+    pub cpu_layout_conversion: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "1")]
+    pub layout_optimizer: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "3")]
+    pub constant_folding: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "13")]
+    pub shape_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "14")]
+    pub remapping: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "24")]
+    pub common_subgraph_elimination: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "7")]
+    pub arithmetic_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "8")]
+    pub dependency_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "9")]
+    pub loop_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "10")]
+    pub function_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "11")]
+    pub debug_stripper: i32,
+    #[prost(bool, tag = "2")]
+    pub disable_model_pruning: bool,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "15")]
+    pub scoped_allocator_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "18")]
+    pub pin_to_host_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "22")]
+    pub implementation_selector: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "23")]
+    pub auto_mixed_precision: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "25")]
+    pub auto_mixed_precision_mkl: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "31")]
+    pub auto_mixed_precision_onednn_bfloat16: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "29")]
+    pub auto_mixed_precision_cpu: i32,
+    #[prost(bool, tag = "19")]
+    pub disable_meta_optimizer: bool,
+    #[prost(bool, tag = "32")]
+    pub disable_tfg_optimizer: bool,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "28")]
+    pub use_plugin_optimizers: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "30")]
+    pub experimental_conditional_code_motion: i32,
+    #[prost(enumeration = "rewriter_config::NumIterationsType", tag = "12")]
+    pub meta_optimizer_iterations: i32,
+    #[prost(int32, tag = "17")]
+    pub min_graph_nodes: i32,
+    #[prost(bool, tag = "26")]
+    pub experimental_disable_compressed_tensor_optimization: bool,
+    #[prost(bool, tag = "27")]
+    pub experimental_disable_folding_quantization_emulation: bool,
+    #[prost(enumeration = "rewriter_config::MemOptType", tag = "4")]
+    pub memory_optimization: i32,
+    #[prost(string, tag = "6")]
+    pub memory_optimizer_target_node_name_scope: ::prost::alloc::string::String,
+    #[prost(int64, tag = "20")]
+    pub meta_optimizer_timeout_ms: i64,
+    #[prost(message, optional, tag = "5")]
+    pub auto_parallel: ::core::option::Option<AutoParallelOptions>,
+    #[prost(bool, tag = "21")]
+    pub fail_on_optimizer_errors: bool,
+    #[prost(message, optional, tag = "16")]
+    pub scoped_allocator_opts: ::core::option::Option<ScopedAllocatorOptions>,
+    #[prost(string, repeated, tag = "100")]
+    pub optimizers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "200")]
+    pub custom_optimizers: ::prost::alloc::vec::Vec<
+        rewriter_config::CustomGraphOptimizer,
+    >,
+    #[prost(message, optional, tag = "300")]
+    pub inter_optimizer_verifier_config: ::core::option::Option<VerifierConfig>,
+    #[prost(message, optional, tag = "301")]
+    pub post_optimization_verifier_config: ::core::option::Option<VerifierConfig>,
+}
+/// Nested message and enum types in `RewriterConfig`.
+pub mod rewriter_config {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct CustomGraphOptimizer {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(map = "string, message", tag = "2")]
+        pub parameter_map: ::std::collections::HashMap<
+            ::prost::alloc::string::String,
+            super::AttrValue,
+        >,
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Toggle {
+        Default = 0,
+        On = 1,
+        Off = 2,
+        Aggressive = 3,
+        ExperimentalMlir = 4,
+        ExperimentalBoth = 5,
+    }
+    impl Toggle {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Default => "DEFAULT",
+                Self::On => "ON",
+                Self::Off => "OFF",
+                Self::Aggressive => "AGGRESSIVE",
+                Self::ExperimentalMlir => "EXPERIMENTAL_MLIR",
+                Self::ExperimentalBoth => "EXPERIMENTAL_BOTH",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "DEFAULT" => Some(Self::Default),
+                "ON" => Some(Self::On),
+                "OFF" => Some(Self::Off),
+                "AGGRESSIVE" => Some(Self::Aggressive),
+                "EXPERIMENTAL_MLIR" => Some(Self::ExperimentalMlir),
+                "EXPERIMENTAL_BOTH" => Some(Self::ExperimentalBoth),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum CpuLayout {
+        NoConversionOnCpu = 0,
+        NchwToNhwc = 1,
+        NhwcToNchw = 2,
+    }
+    impl CpuLayout {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::NoConversionOnCpu => "NO_CONVERSION_ON_CPU",
+                Self::NchwToNhwc => "NCHW_TO_NHWC",
+                Self::NhwcToNchw => "NHWC_TO_NCHW",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "NO_CONVERSION_ON_CPU" => Some(Self::NoConversionOnCpu),
+                "NCHW_TO_NHWC" => Some(Self::NchwToNhwc),
+                "NHWC_TO_NCHW" => Some(Self::NhwcToNchw),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum NumIterationsType {
+        DefaultNumIters = 0,
+        One = 1,
+        Two = 2,
+    }
+    impl NumIterationsType {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::DefaultNumIters => "DEFAULT_NUM_ITERS",
+                Self::One => "ONE",
+                Self::Two => "TWO",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "DEFAULT_NUM_ITERS" => Some(Self::DefaultNumIters),
+                "ONE" => Some(Self::One),
+                "TWO" => Some(Self::Two),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum MemOptType {
+        DefaultMemOpt = 0,
+        NoMemOpt = 1,
+        Manual = 2,
+        SwappingHeuristics = 4,
+        RecomputationHeuristics = 5,
+        SchedulingHeuristics = 6,
+        Heuristics = 3,
+    }
+    impl MemOptType {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::DefaultMemOpt => "DEFAULT_MEM_OPT",
+                Self::NoMemOpt => "NO_MEM_OPT",
+                Self::Manual => "MANUAL",
+                Self::SwappingHeuristics => "SWAPPING_HEURISTICS",
+                Self::RecomputationHeuristics => "RECOMPUTATION_HEURISTICS",
+                Self::SchedulingHeuristics => "SCHEDULING_HEURISTICS",
+                Self::Heuristics => "HEURISTICS",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "DEFAULT_MEM_OPT" => Some(Self::DefaultMemOpt),
+                "NO_MEM_OPT" => Some(Self::NoMemOpt),
+                "MANUAL" => Some(Self::Manual),
+                "SWAPPING_HEURISTICS" => Some(Self::SwappingHeuristics),
+                "RECOMPUTATION_HEURISTICS" => Some(Self::RecomputationHeuristics),
+                "SCHEDULING_HEURISTICS" => Some(Self::SchedulingHeuristics),
+                "HEURISTICS" => Some(Self::Heuristics),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RpcOptions {
+    #[prost(bool, tag = "1")]
+    pub use_rpc_for_inprocess_master: bool,
+    #[prost(string, tag = "2")]
+    pub compression_algorithm: ::prost::alloc::string::String,
+    #[prost(int32, tag = "3")]
+    pub compression_level: i32,
+    #[prost(bool, tag = "4")]
+    pub cache_rpc_response: bool,
+    #[prost(bool, tag = "5")]
+    pub disable_session_connection_sharing: bool,
+    #[prost(int32, tag = "6")]
+    pub num_channels_per_target: i32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CoordinatedJob {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(int32, tag = "2")]
+    pub num_tasks: i32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CoordinationServiceConfig {
+    #[prost(string, tag = "1")]
+    pub service_type: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub service_leader: ::prost::alloc::string::String,
+    #[prost(bool, tag = "3")]
+    pub enable_health_check: bool,
+    #[prost(int64, tag = "4")]
+    pub cluster_register_timeout_in_ms: i64,
+    #[prost(bool, tag = "14")]
+    pub cluster_register_with_barrier: bool,
+    #[prost(int64, tag = "5")]
+    pub heartbeat_timeout_in_ms: i64,
+    #[prost(message, repeated, tag = "10")]
+    pub coordinated_job_list: ::prost::alloc::vec::Vec<CoordinatedJob>,
+    #[prost(int64, tag = "7")]
+    pub shutdown_barrier_timeout_in_ms: i64,
+    #[prost(bool, tag = "8")]
+    pub agent_destruction_without_shutdown: bool,
+    #[prost(string, repeated, tag = "9")]
+    pub recoverable_jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bool, tag = "11")]
+    pub allow_new_incarnation_to_reconnect: bool,
+    #[prost(bool, tag = "12")]
+    pub force_disable: bool,
+    #[prost(bool, tag = "13")]
+    pub poll_for_error_from_service_at_startup: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GpuOptions {
+    #[prost(double, tag = "1")]
+    pub per_process_gpu_memory_fraction: f64,
+    #[prost(bool, tag = "4")]
+    pub allow_growth: bool,
+    #[prost(string, tag = "2")]
+    pub allocator_type: ::prost::alloc::string::String,
+    #[prost(int64, tag = "3")]
+    pub deferred_deletion_bytes: i64,
+    #[prost(string, tag = "5")]
+    pub visible_device_list: ::prost::alloc::string::String,
+    #[prost(int32, tag = "6")]
+    pub polling_active_delay_usecs: i32,
+    #[prost(int32, tag = "7")]
+    pub polling_inactive_delay_msecs: i32,
+    #[prost(bool, tag = "8")]
+    pub force_gpu_compatible: bool,
+    #[prost(message, optional, tag = "9")]
+    pub experimental: ::core::option::Option<gpu_options::Experimental>,
+}
+/// Nested message and enum types in `GPUOptions`.
+pub mod gpu_options {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct Experimental {
+        #[prost(message, repeated, tag = "1")]
+        pub virtual_devices: ::prost::alloc::vec::Vec<experimental::VirtualDevices>,
+        #[prost(int32, tag = "15")]
+        pub num_virtual_devices_per_gpu: i32,
+        #[prost(bool, tag = "2")]
+        pub use_unified_memory: bool,
+        #[prost(int32, tag = "3")]
+        pub num_dev_to_dev_copy_streams: i32,
+        #[prost(string, tag = "4")]
+        pub collective_ring_order: ::prost::alloc::string::String,
+        #[prost(bool, tag = "5")]
+        pub timestamped_allocator: bool,
+        #[prost(int32, tag = "7")]
+        pub kernel_tracker_max_interval: i32,
+        #[prost(int32, tag = "8")]
+        pub kernel_tracker_max_bytes: i32,
+        #[prost(int32, tag = "9")]
+        pub kernel_tracker_max_pending: i32,
+        #[prost(double, tag = "10")]
+        pub internal_fragmentation_fraction: f64,
+        #[prost(bool, tag = "11")]
+        pub use_cuda_malloc_async: bool,
+        #[prost(bool, tag = "12")]
+        pub disallow_retry_on_allocation_failure: bool,
+        #[prost(float, tag = "13")]
+        pub gpu_host_mem_limit_in_mb: f32,
+        #[prost(bool, tag = "14")]
+        pub gpu_host_mem_disallow_growth: bool,
+        #[prost(int32, tag = "16")]
+        pub gpu_system_memory_size_in_mb: i32,
+        #[prost(bool, tag = "17")]
+        pub populate_pjrt_gpu_client_creation_info: bool,
+        #[prost(int32, tag = "18")]
+        pub node_id: i32,
+        #[prost(message, optional, tag = "19")]
+        pub stream_merge_options: ::core::option::Option<
+            experimental::StreamMergeOptions,
+        >,
+    }
+    /// Nested message and enum types in `Experimental`.
+    pub mod experimental {
+        #[derive(Clone, PartialEq, ::prost::Message)]
+        pub struct VirtualDevices {
+            #[prost(float, repeated, tag = "1")]
+            pub memory_limit_mb: ::prost::alloc::vec::Vec<f32>,
+            #[prost(int32, repeated, tag = "2")]
+            pub priority: ::prost::alloc::vec::Vec<i32>,
+            #[prost(int32, repeated, tag = "3")]
+            pub device_ordinal: ::prost::alloc::vec::Vec<i32>,
+        }
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct StreamMergeOptions {
+            #[prost(bool, tag = "1")]
+            pub merge_host_to_device_stream: bool,
+            #[prost(bool, tag = "2")]
+            pub merge_device_to_host_stream: bool,
+            #[prost(bool, tag = "3")]
+            pub merge_device_to_device_stream: bool,
+        }
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OptimizerOptions {
+    #[prost(bool, tag = "1")]
+    pub do_common_subexpression_elimination: bool,
+    #[prost(bool, tag = "2")]
+    pub do_constant_folding: bool,
+    #[prost(int64, tag = "6")]
+    pub max_folded_constant_in_bytes: i64,
+    #[prost(bool, tag = "4")]
+    pub do_function_inlining: bool,
+    #[prost(enumeration = "optimizer_options::Level", tag = "3")]
+    pub opt_level: i32,
+    #[prost(enumeration = "optimizer_options::GlobalJitLevel", tag = "5")]
+    pub global_jit_level: i32,
+    #[prost(bool, tag = "7")]
+    pub cpu_global_jit: bool,
+}
+/// Nested message and enum types in `OptimizerOptions`.
+pub mod optimizer_options {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Level {
+        L1 = 0,
+        L0 = -1,
+    }
+    impl Level {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::L1 => "L1",
+                Self::L0 => "L0",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "L1" => Some(Self::L1),
+                "L0" => Some(Self::L0),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum GlobalJitLevel {
+        Default = 0,
+        Off = -1,
+        On1 = 1,
+        On2 = 2,
+    }
+    impl GlobalJitLevel {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Default => "DEFAULT",
+                Self::Off => "OFF",
+                Self::On1 => "ON_1",
+                Self::On2 => "ON_2",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "DEFAULT" => Some(Self::Default),
+                "OFF" => Some(Self::Off),
+                "ON_1" => Some(Self::On1),
+                "ON_2" => Some(Self::On2),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GraphOptions {
+    #[prost(bool, tag = "2")]
+    pub enable_recv_scheduling: bool,
+    #[prost(message, optional, tag = "3")]
+    pub optimizer_options: ::core::option::Option<OptimizerOptions>,
+    #[prost(int64, tag = "4")]
+    pub build_cost_model: i64,
+    #[prost(int64, tag = "9")]
+    pub build_cost_model_after: i64,
+    #[prost(bool, tag = "5")]
+    pub infer_shapes: bool,
+    #[prost(bool, tag = "6")]
+    pub place_pruned_graph: bool,
+    #[prost(bool, tag = "7")]
+    pub enable_bfloat16_sendrecv: bool,
+    #[prost(int32, tag = "8")]
+    pub timeline_step: i32,
+    #[prost(message, optional, tag = "10")]
+    pub rewrite_options: ::core::option::Option<RewriterConfig>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ThreadPoolOptionProto {
+    #[prost(int32, tag = "1")]
+    pub num_threads: i32,
+    #[prost(string, tag = "2")]
+    pub global_name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionMetadata {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(int64, tag = "2")]
+    pub version: i64,
+}
+/// Settings of a session.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ConfigProto {
+    #[prost(map = "string, int32", tag = "1")]
+    pub device_count: ::std::collections::HashMap<::prost::alloc::string::String, i32>,
+    #[prost(int32, tag = "2")]
+    pub intra_op_parallelism_threads: i32,
+    #[prost(int32, tag = "5")]
+    pub inter_op_parallelism_threads: i32,
+    #[prost(bool, tag = "9")]
+    pub use_per_session_threads: bool,
+    #[prost(message, repeated, tag = "12")]
+    pub session_inter_op_thread_pool: ::prost::alloc::vec::Vec<ThreadPoolOptionProto>,
+    #[prost(int32, tag = "3")]
+    pub placement_period: i32,
+    #[prost(string, repeated, tag = "4")]
+    pub device_filters: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "6")]
+    pub gpu_options: ::core::option::Option<GpuOptions>,
+    #[prost(message, optional, tag = "18")]
+    pub pluggable_device_options: ::core::option::Option<GpuOptions>,
+    #[prost(bool, tag = "7")]
+    pub allow_soft_placement: bool,
+    #[prost(bool, tag = "8")]
+    pub log_device_placement: bool,
+    #[prost(message, optional, tag = "10")]
+    pub graph_options: ::core::option::Option<GraphOptions>,
+    #[prost(int64, tag = "11")]
+    pub operation_timeout_in_ms: i64,
+    #[prost(message, optional, tag = "13")]
+    pub rpc_options: ::core::option::Option<RpcOptions>,
+    #[prost(message, optional, tag = "14")]
+    pub cluster_def: ::core::option::Option<ClusterDef>,
+    #[prost(bool, tag = "15")]
+    pub isolate_session_state: bool,
+    #[prost(bool, tag = "17")]
+    pub share_cluster_devices_in_session: bool,
+    #[prost(message, optional, tag = "16")]
+    pub experimental: ::core::option::Option<config_proto::Experimental>,
+}
+/// Nested message and enum types in `ConfigProto`.
+pub mod config_proto {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct Experimental {
+        #[prost(string, tag = "1")]
+        pub collective_group_leader: ::prost::alloc::string::String,
+        #[prost(string, tag = "3")]
+        pub executor_type: ::prost::alloc::string::String,
+        #[prost(int32, tag = "4")]
+        pub recv_buf_max_chunk: i32,
+        #[prost(bool, tag = "5")]
+        pub use_numa_affinity: bool,
+        #[prost(bool, tag = "6")]
+        pub collective_deterministic_sequential_execution: bool,
+        #[prost(bool, tag = "7")]
+        pub collective_nccl: bool,
+        #[prost(bool, tag = "8")]
+        pub share_session_state_in_clusterspec_propagation: bool,
+        #[prost(bool, tag = "9")]
+        pub disable_thread_spinning: bool,
+        #[prost(bool, tag = "10")]
+        pub share_cluster_devices_in_session: bool,
+        #[prost(message, optional, tag = "11")]
+        pub session_metadata: ::core::option::Option<super::SessionMetadata>,
+        #[prost(bool, tag = "12")]
+        pub optimize_for_static_graph: bool,
+        #[prost(bool, tag = "13")]
+        pub enable_mlir_bridge: bool,
+        #[prost(enumeration = "experimental::MlirBridgeRollout", tag = "17")]
+        pub mlir_bridge_rollout: i32,
+        #[prost(bool, tag = "16")]
+        pub enable_mlir_graph_optimization: bool,
+        #[prost(bool, tag = "14")]
+        pub disable_output_partition_graphs: bool,
+        #[prost(int64, tag = "15")]
+        pub xla_fusion_autotuner_thresh: i64,
+        #[prost(bool, tag = "18")]
+        pub use_tfrt: bool,
+        #[prost(bool, tag = "27")]
+        pub enable_multi_host: bool,
+        #[prost(bool, tag = "32")]
+        pub tfrt_use_ifrt: bool,
+        #[prost(int32, tag = "28")]
+        pub backend_server_port: i32,
+        #[prost(bool, tag = "29")]
+        pub target_tpu: bool,
+        #[prost(bool, tag = "30")]
+        pub target_gpu: bool,
+        #[prost(int32, tag = "31")]
+        pub stream_merge_threshold: i32,
+        #[prost(bool, tag = "21")]
+        pub disable_functional_ops_lowering: bool,
+        #[prost(bool, tag = "22")]
+        pub xla_prefer_single_graph_cluster: bool,
+        #[prost(message, optional, tag = "23")]
+        pub coordination_config: ::core::option::Option<
+            super::CoordinationServiceConfig,
+        >,
+        #[prost(bool, tag = "24")]
+        pub disable_optimize_for_static_graph: bool,
+        #[prost(bool, tag = "26")]
+        pub disable_eager_executor_streaming_enqueue: bool,
+        #[prost(bool, tag = "33")]
+        pub finalize_function_library_runtime: bool,
+        #[prost(bool, tag = "34")]
+        pub finalize_resource_manager: bool,
+        #[prost(string, tag = "35")]
+        pub tf2xla_dump_dir: ::prost::alloc::string::String,
+        #[prost(bool, tag = "36")]
+        pub online_cost_analysis: bool,
+    }
+    /// Nested message and enum types in `Experimental`.
+    pub mod experimental {
+        #[derive(
+            Clone,
+            Copy,
+            Debug,
+            PartialEq,
+            Eq,
+            Hash,
+            PartialOrd,
+            Ord,
+            ::prost::Enumeration
+        )]
+        #[repr(i32)]
+        pub enum MlirBridgeRollout {
+            Unspecified = 0,
+            Enabled = 1,
+            Disabled = 2,
+        }
+        impl MlirBridgeRollout {
+            /// String value of the enum field names used in the ProtoBuf definition.
+            ///
+            /// The values are not transformed in any way and thus are considered stable
+            /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+            pub fn as_str_name(&self) -> &'static str {
+                match self {
+                    Self::Unspecified => "MLIR_BRIDGE_ROLLOUT_UNSPECIFIED",
+                    Self::Enabled => "MLIR_BRIDGE_ROLLOUT_ENABLED",
+                    Self::Disabled => "MLIR_BRIDGE_ROLLOUT_DISABLED",
+                }
+            }
+            /// Creates an enum from field names used in the ProtoBuf definition.
+            pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+                match value {
+                    "MLIR_BRIDGE_ROLLOUT_UNSPECIFIED" => Some(Self::Unspecified),
+                    "MLIR_BRIDGE_ROLLOUT_ENABLED" => Some(Self::Enabled),
+                    "MLIR_BRIDGE_ROLLOUT_DISABLED" => Some(Self::Disabled),
+                    _ => None,
+                }
+            }
+        }
+    }
+}
+/// Settings of one run.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunOptions {
+    #[prost(enumeration = "run_options::TraceLevel", tag = "1")]
+    pub trace_level: i32,
+    #[prost(int64, tag = "2")]
+    pub timeout_in_ms: i64,
+    #[prost(int32, tag = "3")]
+    pub inter_op_thread_pool: i32,
+    #[prost(bool, tag = "5")]
+    pub output_partition_graphs: bool,
+    #[prost(message, optional, tag = "6")]
+    pub debug_options: ::core::option::Option<DebugOptions>,
+    #[prost(bool, tag = "7")]
+    pub report_tensor_allocations_upon_oom: bool,
+    #[prost(message, optional, tag = "8")]
+    pub experimental: ::core::option::Option<run_options::Experimental>,
+}
+/// Nested message and enum types in `RunOptions`.
+pub mod run_options {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Experimental {
+        #[prost(int64, tag = "1")]
+        pub collective_graph_key: i64,
+        #[prost(bool, tag = "2")]
+        pub use_run_handler_pool: bool,
+        #[prost(message, optional, tag = "3")]
+        pub run_handler_pool_options: ::core::option::Option<
+            experimental::RunHandlerPoolOptions,
+        >,
+    }
+    /// Nested message and enum types in `Experimental`.
+    pub mod experimental {
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct RunHandlerPoolOptions {
+            #[prost(int64, tag = "1")]
+            pub priority: i64,
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum TraceLevel {
+        NoTrace = 0,
+        SoftwareTrace = 1,
+        HardwareTrace = 2,
+        FullTrace = 3,
+    }
+    impl TraceLevel {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::NoTrace => "NO_TRACE",
+                Self::SoftwareTrace => "SOFTWARE_TRACE",
+                Self::HardwareTrace => "HARDWARE_TRACE",
+                Self::FullTrace => "FULL_TRACE",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "NO_TRACE" => Some(Self::NoTrace),
+                "SOFTWARE_TRACE" => Some(Self::SoftwareTrace),
+                "HARDWARE_TRACE" => Some(Self::HardwareTrace),
+                "FULL_TRACE" => Some(Self::FullTrace),
+                _ => None,
+            }
+        }
+    }
+}
+/// What a run reports beside its results.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunMetadata {
+    #[prost(message, optional, tag = "1")]
+    pub step_stats: ::core::option::Option<StepStats>,
+    #[prost(message, optional, tag = "2")]
+    pub cost_graph: ::core::option::Option<CostGraphDef>,
+    #[prost(message, repeated, tag = "3")]
+    pub partition_graphs: ::prost::alloc::vec::Vec<GraphDef>,
+    #[prost(message, repeated, tag = "4")]
+    pub function_graphs: ::prost::alloc::vec::Vec<run_metadata::FunctionGraphs>,
+    #[prost(message, optional, tag = "5")]
+    pub session_metadata: ::core::option::Option<SessionMetadata>,
+}
+/// Nested message and enum types in `RunMetadata`.
+pub mod run_metadata {
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct FunctionGraphs {
+        #[prost(message, repeated, tag = "1")]
+        pub partition_graphs: ::prost::alloc::vec::Vec<super::GraphDef>,
+        #[prost(message, optional, tag = "2")]
+        pub pre_optimization_graph: ::core::option::Option<super::GraphDef>,
+        #[prost(message, optional, tag = "3")]
+        pub post_optimization_graph: ::core::option::Option<super::GraphDef>,
+    }
+}
+/// A fetched tensor that stands in for another.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TensorConnection {
+    #[prost(string, tag = "1")]
+    pub from_tensor: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub to_tensor: ::prost::alloc::string::String,
+}
+/// Feeds, fetches and targets that are set up once and run many times.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CallableOptions {
+    #[prost(string, repeated, tag = "1")]
+    pub feed: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "2")]
+    pub fetch: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "3")]
+    pub target: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "4")]
+    pub run_options: ::core::option::Option<RunOptions>,
+    #[prost(message, repeated, tag = "5")]
+    pub tensor_connection: ::prost::alloc::vec::Vec<TensorConnection>,
+    #[prost(map = "string, string", tag = "6")]
+    pub feed_devices: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(map = "string, string", tag = "7")]
+    pub fetch_devices: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(bool, tag = "8")]
+    pub fetch_skip_sync: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BatchingOptions {
+    #[prost(int32, tag = "1")]
+    pub num_batch_threads: i32,
+    #[prost(int32, tag = "2")]
+    pub max_batch_size: i32,
+    #[prost(int32, tag = "3")]
+    pub batch_timeout_micros: i32,
+    #[prost(int32, repeated, tag = "4")]
+    pub allowed_batch_sizes: ::prost::alloc::vec::Vec<i32>,
+    #[prost(int32, tag = "5")]
+    pub max_enqueued_batches: i32,
+}
+/// A tensor with the name under which it is fed or fetched.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NamedTensorProto {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub tensor: ::core::option::Option<TensorProto>,
+}
+/// A link between devices.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct InterconnectLink {
+    #[prost(int32, tag = "1")]
+    pub device_id: i32,
+    #[prost(string, tag = "2")]
+    pub r#type: ::prost::alloc::string::String,
+    #[prost(int32, tag = "3")]
+    pub strength: i32,
+}
+/// Links of a device.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LocalLinks {
+    #[prost(message, repeated, tag = "1")]
+    pub link: ::prost::alloc::vec::Vec<InterconnectLink>,
+}
+/// Where on its host a device is.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeviceLocality {
+    #[prost(int32, tag = "1")]
+    pub bus_id: i32,
+    #[prost(int32, tag = "2")]
+    pub numa_node: i32,
+    #[prost(message, optional, tag = "3")]
+    pub links: ::core::option::Option<LocalLinks>,
+}
+/// A device: its full name, type, memory and incarnation.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeviceAttributes {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub device_type: ::prost::alloc::string::String,
+    #[prost(int64, tag = "4")]
+    pub memory_limit: i64,
+    #[prost(message, optional, tag = "5")]
+    pub locality: ::core::option::Option<DeviceLocality>,
+    #[prost(fixed64, tag = "6")]
+    pub incarnation: u64,
+    #[prost(string, tag = "7")]
+    pub physical_device_desc: ::prost::alloc::string::String,
+    #[prost(int64, tag = "8")]
+    pub xla_global_id: i64,
+}
+/// Begins a session over `graph_def`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateSessionRequest {
+    #[prost(message, optional, tag = "1")]
+    pub graph_def: ::core::option::Option<GraphDef>,
+    #[prost(message, optional, tag = "2")]
+    pub config: ::core::option::Option<ConfigProto>,
+    #[prost(string, tag = "3")]
+    pub target: ::prost::alloc::string::String,
+}
+/// Its handle, and the version that the next extension must name.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CreateSessionResponse {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(int64, tag = "2")]
+    pub graph_version: i64,
+}
+/// Adds nodes. Refused when the graph has another version than `current_graph_version`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExtendSessionRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub graph_def: ::core::option::Option<GraphDef>,
+    #[prost(int64, tag = "3")]
+    pub current_graph_version: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExtendSessionResponse {
+    #[prost(int64, tag = "4")]
+    pub new_graph_version: i64,
+}
+/// Feeds, fetches and targets of one step. With a partial run handle: a part of that run.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunStepRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub feed: ::prost::alloc::vec::Vec<NamedTensorProto>,
+    #[prost(string, repeated, tag = "3")]
+    pub fetch: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "4")]
+    pub target: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "5")]
+    pub options: ::core::option::Option<RunOptions>,
+    #[prost(string, tag = "6")]
+    pub partial_run_handle: ::prost::alloc::string::String,
+    #[prost(bool, tag = "7")]
+    pub store_errors_in_response_body: bool,
+    #[prost(int64, tag = "8")]
+    pub request_id: i64,
+}
+/// The fetched tensors, or with `store_errors_in_response_body` the error.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunStepResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub tensor: ::prost::alloc::vec::Vec<NamedTensorProto>,
+    #[prost(message, optional, tag = "2")]
+    pub metadata: ::core::option::Option<RunMetadata>,
+    #[prost(enumeration = "error::Code", tag = "3")]
+    pub status_code: i32,
+    #[prost(string, tag = "4")]
+    pub status_error_message: ::prost::alloc::string::String,
+}
+/// Announces a run whose feeds and fetches come in several parts.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PartialRunSetupRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub feed: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "3")]
+    pub fetch: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "4")]
+    pub target: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(int64, tag = "5")]
+    pub request_id: i64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PartialRunSetupResponse {
+    #[prost(string, tag = "1")]
+    pub partial_run_handle: ::prost::alloc::string::String,
+}
+/// Ends a session.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CloseSessionRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CloseSessionResponse {}
+/// Drops sessions and the resources in containers.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResetRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub container: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "2")]
+    pub device_filters: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResetResponse {}
+/// Asks for the devices of a session.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListDevicesRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListDevicesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub local_device: ::prost::alloc::vec::Vec<DeviceAttributes>,
+    #[prost(message, repeated, tag = "2")]
+    pub remote_device: ::prost::alloc::vec::Vec<DeviceAttributes>,
+}
+/// Sets up a callable.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MakeCallableRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub options: ::core::option::Option<CallableOptions>,
+    #[prost(int64, tag = "3")]
+    pub request_id: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MakeCallableResponse {
+    #[prost(int64, tag = "1")]
+    pub handle: i64,
+}
+/// Runs a callable: one value per feed, in order.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunCallableRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(int64, tag = "2")]
+    pub handle: i64,
+    #[prost(message, repeated, tag = "3")]
+    pub feed: ::prost::alloc::vec::Vec<TensorProto>,
+    #[prost(int64, tag = "4")]
+    pub request_id: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunCallableResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub fetch: ::prost::alloc::vec::Vec<TensorProto>,
+    #[prost(message, optional, tag = "2")]
+    pub metadata: ::core::option::Option<RunMetadata>,
+}
+/// Forgets a callable.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReleaseCallableRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(int64, tag = "2")]
+    pub handle: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReleaseCallableResponse {}
+/// Generated client implementations.
+pub mod master_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct MasterServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl MasterServiceClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> MasterServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> MasterServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            MasterServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        pub async fn create_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/CreateSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "CreateSession"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn extend_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExtendSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExtendSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/ExtendSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "ExtendSession"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn partial_run_setup(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PartialRunSetupRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PartialRunSetupResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/PartialRunSetup",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "PartialRunSetup"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn run_step(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RunStepRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RunStepResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/RunStep",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "RunStep"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn close_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CloseSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CloseSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/CloseSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "CloseSession"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn list_devices(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListDevicesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListDevicesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/ListDevices",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "ListDevices"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn reset(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResetRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResetResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/Reset",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "Reset"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn make_callable(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MakeCallableRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MakeCallableResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/MakeCallable",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "MakeCallable"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn run_callable(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RunCallableRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RunCallableResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/RunCallable",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "RunCallable"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn release_callable(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReleaseCallableRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReleaseCallableResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.MasterService/ReleaseCallable",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.MasterService", "ReleaseCallable"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod master_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with MasterServiceServer.
+    #[async_trait]
+    pub trait MasterService: std::marker::Send + std::marker::Sync + 'static {
+        async fn create_session(
+            &self,
+            request: tonic::Request<super::CreateSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateSessionResponse>,
+            tonic::Status,
+        >;
+        async fn extend_session(
+            &self,
+            request: tonic::Request<super::ExtendSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExtendSessionResponse>,
+            tonic::Status,
+        >;
+        async fn partial_run_setup(
+            &self,
+            request: tonic::Request<super::PartialRunSetupRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PartialRunSetupResponse>,
+            tonic::Status,
+        >;
+        async fn run_step(
+            &self,
+            request: tonic::Request<super::RunStepRequest>,
+        ) -> std::result::Result<tonic::Response<super::RunStepResponse>, tonic::Status>;
+        async fn close_session(
+            &self,
+            request: tonic::Request<super::CloseSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CloseSessionResponse>,
+            tonic::Status,
+        >;
+        async fn list_devices(
+            &self,
+            request: tonic::Request<super::ListDevicesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListDevicesResponse>,
+            tonic::Status,
+        >;
+        async fn reset(
+            &self,
+            request: tonic::Request<super::ResetRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResetResponse>, tonic::Status>;
+        async fn make_callable(
+            &self,
+            request: tonic::Request<super::MakeCallableRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MakeCallableResponse>,
+            tonic::Status,
+        >;
+        async fn run_callable(
+            &self,
+            request: tonic::Request<super::RunCallableRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RunCallableResponse>,
+            tonic::Status,
+        >;
+        async fn release_callable(
+            &self,
+            request: tonic::Request<super::ReleaseCallableRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReleaseCallableResponse>,
+            tonic::Status,
+        >;
+    }
+    #[derive(Debug)]
+    pub struct MasterServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> MasterServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for MasterServiceServer<T>
+    where
+        T: MasterService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/tensorflow.MasterService/CreateSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateSessionSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::CreateSessionRequest>
+                    for CreateSessionSvc<T> {
+                        type Response = super::CreateSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::create_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.MasterService/ExtendSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExtendSessionSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::ExtendSessionRequest>
+                    for ExtendSessionSvc<T> {
+                        type Response = super::ExtendSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExtendSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::extend_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExtendSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.MasterService/PartialRunSetup" => {
+                    #[allow(non_camel_case_types)]
+                    struct PartialRunSetupSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::PartialRunSetupRequest>
+                    for PartialRunSetupSvc<T> {
+                        type Response = super::PartialRunSetupResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PartialRunSetupRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::partial_run_setup(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PartialRunSetupSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.MasterService/RunStep" => {
+                    #[allow(non_camel_case_types)]
+                    struct RunStepSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::RunStepRequest>
+                    for RunStepSvc<T> {
+                        type Response = super::RunStepResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RunStepRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::run_step(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RunStepSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.MasterService/CloseSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct CloseSessionSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::CloseSessionRequest>
+                    for CloseSessionSvc<T> {
+                        type Response = super::CloseSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CloseSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::close_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CloseSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.MasterService/ListDevices" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListDevicesSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::ListDevicesRequest>
+                    for ListDevicesSvc<T> {
+                        type Response = super::ListDevicesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListDevicesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::list_devices(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListDevicesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.MasterService/Reset" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResetSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::ResetRequest> for ResetSvc<T> {
+                        type Response = super::ResetResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResetRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::reset(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResetSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.MasterService/MakeCallable" => {
+                    #[allow(non_camel_case_types)]
+                    struct MakeCallableSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::MakeCallableRequest>
+                    for MakeCallableSvc<T> {
+                        type Response = super::MakeCallableResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::MakeCallableRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::make_callable(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = MakeCallableSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.MasterService/RunCallable" => {
+                    #[allow(non_camel_case_types)]
+                    struct RunCallableSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::RunCallableRequest>
+                    for RunCallableSvc<T> {
+                        type Response = super::RunCallableResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RunCallableRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::run_callable(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RunCallableSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.MasterService/ReleaseCallable" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReleaseCallableSvc<T: MasterService>(pub Arc<T>);
+                    impl<
+                        T: MasterService,
+                    > tonic::server::UnaryService<super::ReleaseCallableRequest>
+                    for ReleaseCallableSvc<T> {
+                        type Response = super::ReleaseCallableResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReleaseCallableRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as MasterService>::release_callable(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReleaseCallableSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for MasterServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "tensorflow.MasterService";
+    impl<T> tonic::server::NamedService for MasterServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// A cluster, and which of its tasks this one is.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ServerDef {
+    #[prost(message, optional, tag = "1")]
+    pub cluster: ::core::option::Option<ClusterDef>,
+    #[prost(string, tag = "2")]
+    pub job_name: ::prost::alloc::string::String,
+    #[prost(int32, tag = "8")]
+    pub replica: i32,
+    #[prost(int32, tag = "3")]
+    pub task_index: i32,
+    #[prost(message, optional, tag = "4")]
+    pub default_session_config: ::core::option::Option<ConfigProto>,
+    #[prost(string, tag = "5")]
+    pub protocol: ::prost::alloc::string::String,
+    #[prost(int32, tag = "6")]
+    pub port: i32,
+    #[prost(message, optional, tag = "7")]
+    pub cluster_device_filters: ::core::option::Option<ClusterDeviceFilters>,
+}
+/// Asks a worker for its devices.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetStatusRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetStatusResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub device_attributes: ::prost::alloc::vec::Vec<DeviceAttributes>,
+}
+/// Begins a session on a worker.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateWorkerSessionRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub server_def: ::core::option::Option<ServerDef>,
+    #[prost(bool, tag = "3")]
+    pub isolate_session_state: bool,
+    #[prost(message, repeated, tag = "4")]
+    pub cluster_device_attributes: ::prost::alloc::vec::Vec<DeviceAttributes>,
+    #[prost(string, tag = "5")]
+    pub master_task: ::prost::alloc::string::String,
+    #[prost(int64, tag = "6")]
+    pub master_incarnation: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CreateWorkerSessionResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteWorkerSessionRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteWorkerSessionResponse {}
+/// Hands a worker its partition of a graph.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RegisterGraphRequest {
+    #[prost(string, tag = "1")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(bool, tag = "6")]
+    pub create_worker_session_called: bool,
+    #[prost(message, optional, tag = "2")]
+    pub graph_def: ::core::option::Option<GraphDef>,
+    #[deprecated]
+    #[prost(bool, tag = "3")]
+    pub has_control_flow: bool,
+    #[prost(message, optional, tag = "4")]
+    pub graph_options: ::core::option::Option<GraphOptions>,
+    #[prost(message, optional, tag = "5")]
+    pub debug_options: ::core::option::Option<DebugOptions>,
+    #[prost(int64, tag = "7")]
+    pub collective_graph_key: i64,
+    #[prost(message, optional, tag = "8")]
+    pub config_proto: ::core::option::Option<ConfigProto>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RegisterGraphResponse {
+    #[prost(string, tag = "1")]
+    pub graph_handle: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeregisterGraphRequest {
+    #[prost(string, tag = "2")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(bool, tag = "3")]
+    pub create_worker_session_called: bool,
+    #[prost(string, tag = "1")]
+    pub graph_handle: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeregisterGraphResponse {}
+/// Drops resources in containers.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CleanupAllRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub container: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CleanupAllResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExecutorOpts {
+    #[prost(bool, tag = "1")]
+    pub record_costs: bool,
+    #[prost(bool, tag = "3")]
+    pub record_timeline: bool,
+    #[prost(bool, tag = "4")]
+    pub record_partition_graphs: bool,
+    #[prost(bool, tag = "5")]
+    pub report_tensor_allocations_upon_oom: bool,
+}
+/// Runs a registered partition as part of a step.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunGraphRequest {
+    #[prost(string, tag = "8")]
+    pub session_handle: ::prost::alloc::string::String,
+    #[prost(bool, tag = "10")]
+    pub create_worker_session_called: bool,
+    #[prost(string, tag = "1")]
+    pub graph_handle: ::prost::alloc::string::String,
+    #[prost(int64, tag = "2")]
+    pub step_id: i64,
+    #[prost(message, optional, tag = "5")]
+    pub exec_opts: ::core::option::Option<ExecutorOpts>,
+    #[prost(message, repeated, tag = "3")]
+    pub send: ::prost::alloc::vec::Vec<NamedTensorProto>,
+    #[prost(string, repeated, tag = "4")]
+    pub recv_key: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bool, tag = "6")]
+    pub is_partial: bool,
+    #[prost(bool, tag = "7")]
+    pub is_last_partial_run: bool,
+    #[prost(bool, tag = "9")]
+    pub store_errors_in_response_body: bool,
+    #[prost(int64, tag = "11")]
+    pub request_id: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RunGraphResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub recv: ::prost::alloc::vec::Vec<NamedTensorProto>,
+    #[prost(message, optional, tag = "2")]
+    pub step_stats: ::core::option::Option<StepStats>,
+    #[prost(message, optional, tag = "3")]
+    pub cost_graph: ::core::option::Option<CostGraphDef>,
+    #[prost(message, repeated, tag = "4")]
+    pub partition_graph: ::prost::alloc::vec::Vec<GraphDef>,
+    #[prost(enumeration = "error::Code", tag = "5")]
+    pub status_code: i32,
+    #[prost(string, tag = "6")]
+    pub status_error_message: ::prost::alloc::string::String,
+}
+/// A step is over: what it left may go.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CleanupGraphRequest {
+    #[prost(int64, tag = "1")]
+    pub step_id: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CleanupGraphResponse {}
+/// Asks for a tensor that a step on this worker makes under a key.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RecvTensorRequest {
+    #[prost(int64, tag = "1")]
+    pub step_id: i64,
+    #[prost(string, tag = "2")]
+    pub rendezvous_key: ::prost::alloc::string::String,
+    #[prost(bool, tag = "3")]
+    pub dma_ok: bool,
+    #[prost(message, optional, tag = "4")]
+    pub client_locality: ::core::option::Option<DeviceLocality>,
+    #[prost(message, optional, tag = "5")]
+    pub server_locality: ::core::option::Option<DeviceLocality>,
+    #[prost(message, optional, tag = "6")]
+    pub transport_options: ::core::option::Option<::prost_types::Any>,
+    #[prost(int64, tag = "7")]
+    pub request_id: i64,
+}
+/// The tensor. `transport_options` says how it travels when its bytes are not in `tensor`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RecvTensorResponse {
+    #[prost(message, optional, tag = "1")]
+    pub tensor: ::core::option::Option<TensorProto>,
+    #[prost(bool, tag = "2")]
+    pub is_dead: bool,
+    #[prost(int64, tag = "3")]
+    pub send_start_micros: i64,
+    #[prost(message, optional, tag = "4")]
+    pub transport_options: ::core::option::Option<::prost_types::Any>,
+    #[prost(bool, tag = "5")]
+    pub require_ack: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MarkRecvFinishedRequest {
+    #[prost(int64, tag = "1")]
+    pub request_id: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MarkRecvFinishedResponse {}
+/// Turns the recording of RPCs on or off, or fetches it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LoggingRequest {
+    #[prost(bool, tag = "1")]
+    pub enable_rpc_logging: bool,
+    #[prost(bool, tag = "4")]
+    pub disable_rpc_logging: bool,
+    #[prost(bool, tag = "2")]
+    pub clear: bool,
+    #[prost(int64, repeated, tag = "3")]
+    pub fetch_step_id: ::prost::alloc::vec::Vec<i64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LabeledStepStats {
+    #[prost(int64, tag = "1")]
+    pub step_id: i64,
+    #[prost(message, optional, tag = "2")]
+    pub step_stats: ::core::option::Option<StepStats>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LoggingResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub step: ::prost::alloc::vec::Vec<LabeledStepStats>,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct TraceOpts {
+    #[prost(double, tag = "1")]
+    pub duration: f64,
+    #[prost(bool, tag = "2")]
+    pub use_step_profiler: bool,
+    #[prost(bool, tag = "3")]
+    pub use_kernel_profiler: bool,
+    #[prost(bool, tag = "4")]
+    pub use_extended_profiler: bool,
+    #[prost(bool, tag = "5")]
+    pub use_gpu_profiler: bool,
+    #[prost(bool, tag = "6")]
+    pub use_sample_profiler: bool,
+}
+/// Asks for a trace.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct TracingRequest {
+    #[prost(message, optional, tag = "1")]
+    pub options: ::core::option::Option<TraceOpts>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TracingResponse {}
+/// Asks for a part of a collective's data.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RecvBufRequest {
+    #[prost(int64, tag = "1")]
+    pub step_id: i64,
+    #[prost(string, tag = "2")]
+    pub buf_rendezvous_key: ::prost::alloc::string::String,
+    #[prost(int64, tag = "3")]
+    pub num_bytes: i64,
+    #[prost(fixed64, tag = "4")]
+    pub buf_ptr: u64,
+    #[prost(message, optional, tag = "5")]
+    pub client_locality: ::core::option::Option<DeviceLocality>,
+    #[prost(message, optional, tag = "6")]
+    pub server_locality: ::core::option::Option<DeviceLocality>,
+    #[prost(message, optional, tag = "7")]
+    pub transport_options: ::core::option::Option<::prost_types::Any>,
+    #[prost(string, tag = "8")]
+    pub src_device: ::prost::alloc::string::String,
+    #[prost(string, tag = "9")]
+    pub dst_device: ::prost::alloc::string::String,
+    #[prost(int64, tag = "10")]
+    pub request_id: i64,
+    #[prost(uint64, tag = "11")]
+    pub src_incarnation: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecvBufResponse {
+    #[prost(fixed64, tag = "1")]
+    pub buf_ptr: u64,
+    #[prost(int64, tag = "2")]
+    pub num_bytes: i64,
+    #[prost(bool, tag = "3")]
+    pub is_dead: bool,
+    #[prost(message, optional, tag = "4")]
+    pub transport_options: ::core::option::Option<::prost_types::Any>,
+    #[prost(int64, tag = "5")]
+    pub send_start_micros: i64,
+    #[prost(bool, tag = "6")]
+    pub require_ack: bool,
+}
+/// A member of a collective group says that it is there.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CompleteGroupRequest {
+    #[prost(int32, tag = "1")]
+    pub group_key: i32,
+    #[prost(int32, tag = "2")]
+    pub group_size: i32,
+    #[prost(string, tag = "3")]
+    pub device_type: ::prost::alloc::string::String,
+    #[prost(int32, tag = "5")]
+    pub collective_type: i32,
+    #[prost(message, optional, tag = "6")]
+    pub device_attributes: ::core::option::Option<DeviceAttributes>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CompleteGroupResponse {
+    #[prost(int32, tag = "1")]
+    pub group_key: i32,
+    #[prost(int32, tag = "2")]
+    pub group_size: i32,
+    #[prost(string, tag = "3")]
+    pub device_type: ::prost::alloc::string::String,
+    #[prost(int32, tag = "4")]
+    pub num_tasks: i32,
+    #[prost(bytes = "vec", tag = "7")]
+    pub communicator_key: ::prost::alloc::vec::Vec<u8>,
+    #[prost(message, repeated, tag = "8")]
+    pub device_attributes: ::prost::alloc::vec::Vec<DeviceAttributes>,
+}
+/// A member of a collective asks who its source is.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CompleteInstanceRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(int32, tag = "2")]
+    pub r#type: i32,
+    #[prost(enumeration = "DataType", tag = "3")]
+    pub data_type: i32,
+    #[prost(message, optional, tag = "4")]
+    pub shape: ::core::option::Option<TensorShapeProto>,
+    #[prost(int32, tag = "5")]
+    pub group_key: i32,
+    #[prost(int32, tag = "6")]
+    pub group_size: i32,
+    #[prost(int32, tag = "7")]
+    pub instance_key: i32,
+    #[prost(string, tag = "8")]
+    pub device_type: ::prost::alloc::string::String,
+    #[prost(int32, repeated, tag = "9")]
+    pub subdiv_offset: ::prost::alloc::vec::Vec<i32>,
+    #[prost(string, tag = "10")]
+    pub device: ::prost::alloc::string::String,
+    #[prost(bool, tag = "11")]
+    pub is_source: bool,
+    #[prost(int64, tag = "12")]
+    pub step_id: i64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CompleteInstanceResponse {
+    #[prost(int32, tag = "1")]
+    pub instance_key: i32,
+    #[prost(int32, tag = "2")]
+    pub source_rank: i32,
+}
+/// Asks the leader for step ids of a collective graph key.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetStepSequenceRequest {
+    #[prost(int64, repeated, tag = "1")]
+    pub graph_key: ::prost::alloc::vec::Vec<i64>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StepSequence {
+    #[prost(int64, tag = "1")]
+    pub graph_key: i64,
+    #[prost(int64, tag = "2")]
+    pub next_step_id: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetStepSequenceResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub step_sequence: ::prost::alloc::vec::Vec<StepSequence>,
+}
+/// The bytes of a RecvBuf, in its `transport_options`.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecvBufRespExtra {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub tensor_content: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+/// Generated client implementations.
+pub mod worker_service_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct WorkerServiceClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl WorkerServiceClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> WorkerServiceClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> WorkerServiceClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            WorkerServiceClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        pub async fn get_status(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetStatusRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetStatusResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/GetStatus",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "GetStatus"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn create_worker_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateWorkerSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateWorkerSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/CreateWorkerSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("tensorflow.WorkerService", "CreateWorkerSession"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn delete_worker_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteWorkerSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteWorkerSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/DeleteWorkerSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("tensorflow.WorkerService", "DeleteWorkerSession"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn register_graph(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RegisterGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RegisterGraphResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/RegisterGraph",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "RegisterGraph"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn deregister_graph(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeregisterGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeregisterGraphResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/DeregisterGraph",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "DeregisterGraph"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn run_graph(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RunGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RunGraphResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/RunGraph",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "RunGraph"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn cleanup_graph(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CleanupGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CleanupGraphResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/CleanupGraph",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "CleanupGraph"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn cleanup_all(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CleanupAllRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CleanupAllResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/CleanupAll",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "CleanupAll"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn recv_tensor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RecvTensorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RecvTensorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/RecvTensor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "RecvTensor"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn mark_recv_finished(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MarkRecvFinishedRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MarkRecvFinishedResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/MarkRecvFinished",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "MarkRecvFinished"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn recv_buf(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RecvBufRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RecvBufResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/RecvBuf",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "RecvBuf"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn logging(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LoggingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LoggingResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/Logging",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "Logging"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn tracing(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TracingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TracingResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/Tracing",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "Tracing"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn complete_group(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CompleteGroupRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CompleteGroupResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/CompleteGroup",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "CompleteGroup"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn complete_instance(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CompleteInstanceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CompleteInstanceResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/CompleteInstance",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "CompleteInstance"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn get_step_sequence(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetStepSequenceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetStepSequenceResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.WorkerService/GetStepSequence",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tensorflow.WorkerService", "GetStepSequence"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod worker_service_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with WorkerServiceServer.
+    #[async_trait]
+    pub trait WorkerService: std::marker::Send + std::marker::Sync + 'static {
+        async fn get_status(
+            &self,
+            request: tonic::Request<super::GetStatusRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetStatusResponse>,
+            tonic::Status,
+        >;
+        async fn create_worker_session(
+            &self,
+            request: tonic::Request<super::CreateWorkerSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateWorkerSessionResponse>,
+            tonic::Status,
+        >;
+        async fn delete_worker_session(
+            &self,
+            request: tonic::Request<super::DeleteWorkerSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteWorkerSessionResponse>,
+            tonic::Status,
+        >;
+        async fn register_graph(
+            &self,
+            request: tonic::Request<super::RegisterGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RegisterGraphResponse>,
+            tonic::Status,
+        >;
+        async fn deregister_graph(
+            &self,
+            request: tonic::Request<super::DeregisterGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeregisterGraphResponse>,
+            tonic::Status,
+        >;
+        async fn run_graph(
+            &self,
+            request: tonic::Request<super::RunGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RunGraphResponse>,
+            tonic::Status,
+        >;
+        async fn cleanup_graph(
+            &self,
+            request: tonic::Request<super::CleanupGraphRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CleanupGraphResponse>,
+            tonic::Status,
+        >;
+        async fn cleanup_all(
+            &self,
+            request: tonic::Request<super::CleanupAllRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CleanupAllResponse>,
+            tonic::Status,
+        >;
+        async fn recv_tensor(
+            &self,
+            request: tonic::Request<super::RecvTensorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RecvTensorResponse>,
+            tonic::Status,
+        >;
+        async fn mark_recv_finished(
+            &self,
+            request: tonic::Request<super::MarkRecvFinishedRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MarkRecvFinishedResponse>,
+            tonic::Status,
+        >;
+        async fn recv_buf(
+            &self,
+            request: tonic::Request<super::RecvBufRequest>,
+        ) -> std::result::Result<tonic::Response<super::RecvBufResponse>, tonic::Status>;
+        async fn logging(
+            &self,
+            request: tonic::Request<super::LoggingRequest>,
+        ) -> std::result::Result<tonic::Response<super::LoggingResponse>, tonic::Status>;
+        async fn tracing(
+            &self,
+            request: tonic::Request<super::TracingRequest>,
+        ) -> std::result::Result<tonic::Response<super::TracingResponse>, tonic::Status>;
+        async fn complete_group(
+            &self,
+            request: tonic::Request<super::CompleteGroupRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CompleteGroupResponse>,
+            tonic::Status,
+        >;
+        async fn complete_instance(
+            &self,
+            request: tonic::Request<super::CompleteInstanceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CompleteInstanceResponse>,
+            tonic::Status,
+        >;
+        async fn get_step_sequence(
+            &self,
+            request: tonic::Request<super::GetStepSequenceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetStepSequenceResponse>,
+            tonic::Status,
+        >;
+    }
+    #[derive(Debug)]
+    pub struct WorkerServiceServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> WorkerServiceServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for WorkerServiceServer<T>
+    where
+        T: WorkerService,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/tensorflow.WorkerService/GetStatus" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetStatusSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::GetStatusRequest>
+                    for GetStatusSvc<T> {
+                        type Response = super::GetStatusResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetStatusRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::get_status(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetStatusSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/CreateWorkerSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateWorkerSessionSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::CreateWorkerSessionRequest>
+                    for CreateWorkerSessionSvc<T> {
+                        type Response = super::CreateWorkerSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateWorkerSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::create_worker_session(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateWorkerSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/DeleteWorkerSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteWorkerSessionSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::DeleteWorkerSessionRequest>
+                    for DeleteWorkerSessionSvc<T> {
+                        type Response = super::DeleteWorkerSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteWorkerSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::delete_worker_session(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteWorkerSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/RegisterGraph" => {
+                    #[allow(non_camel_case_types)]
+                    struct RegisterGraphSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::RegisterGraphRequest>
+                    for RegisterGraphSvc<T> {
+                        type Response = super::RegisterGraphResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RegisterGraphRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::register_graph(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RegisterGraphSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/DeregisterGraph" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeregisterGraphSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::DeregisterGraphRequest>
+                    for DeregisterGraphSvc<T> {
+                        type Response = super::DeregisterGraphResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeregisterGraphRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::deregister_graph(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeregisterGraphSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/RunGraph" => {
+                    #[allow(non_camel_case_types)]
+                    struct RunGraphSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::RunGraphRequest>
+                    for RunGraphSvc<T> {
+                        type Response = super::RunGraphResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RunGraphRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::run_graph(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RunGraphSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/CleanupGraph" => {
+                    #[allow(non_camel_case_types)]
+                    struct CleanupGraphSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::CleanupGraphRequest>
+                    for CleanupGraphSvc<T> {
+                        type Response = super::CleanupGraphResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CleanupGraphRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::cleanup_graph(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CleanupGraphSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/CleanupAll" => {
+                    #[allow(non_camel_case_types)]
+                    struct CleanupAllSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::CleanupAllRequest>
+                    for CleanupAllSvc<T> {
+                        type Response = super::CleanupAllResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CleanupAllRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::cleanup_all(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CleanupAllSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/RecvTensor" => {
+                    #[allow(non_camel_case_types)]
+                    struct RecvTensorSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::RecvTensorRequest>
+                    for RecvTensorSvc<T> {
+                        type Response = super::RecvTensorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RecvTensorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::recv_tensor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RecvTensorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/MarkRecvFinished" => {
+                    #[allow(non_camel_case_types)]
+                    struct MarkRecvFinishedSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::MarkRecvFinishedRequest>
+                    for MarkRecvFinishedSvc<T> {
+                        type Response = super::MarkRecvFinishedResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::MarkRecvFinishedRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::mark_recv_finished(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = MarkRecvFinishedSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/RecvBuf" => {
+                    #[allow(non_camel_case_types)]
+                    struct RecvBufSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::RecvBufRequest>
+                    for RecvBufSvc<T> {
+                        type Response = super::RecvBufResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RecvBufRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::recv_buf(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RecvBufSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/Logging" => {
+                    #[allow(non_camel_case_types)]
+                    struct LoggingSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::LoggingRequest>
+                    for LoggingSvc<T> {
+                        type Response = super::LoggingResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LoggingRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::logging(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LoggingSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/Tracing" => {
+                    #[allow(non_camel_case_types)]
+                    struct TracingSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::TracingRequest>
+                    for TracingSvc<T> {
+                        type Response = super::TracingResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::TracingRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::tracing(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = TracingSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/CompleteGroup" => {
+                    #[allow(non_camel_case_types)]
+                    struct CompleteGroupSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::CompleteGroupRequest>
+                    for CompleteGroupSvc<T> {
+                        type Response = super::CompleteGroupResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CompleteGroupRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::complete_group(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CompleteGroupSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/CompleteInstance" => {
+                    #[allow(non_camel_case_types)]
+                    struct CompleteInstanceSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::CompleteInstanceRequest>
+                    for CompleteInstanceSvc<T> {
+                        type Response = super::CompleteInstanceResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CompleteInstanceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::complete_instance(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CompleteInstanceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tensorflow.WorkerService/GetStepSequence" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetStepSequenceSvc<T: WorkerService>(pub Arc<T>);
+                    impl<
+                        T: WorkerService,
+                    > tonic::server::UnaryService<super::GetStepSequenceRequest>
+                    for GetStepSequenceSvc<T> {
+                        type Response = super::GetStepSequenceResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetStepSequenceRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as WorkerService>::get_step_sequence(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetStepSequenceSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for WorkerServiceServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "tensorflow.WorkerService";
+    impl<T> tonic::server::NamedService for WorkerServiceServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}

@@ -5,7 +5,16 @@ use std::error::Error;
 use std::path::Path;
 
 /// The files that are compiled, relative to `proto/proto`.
-const PROTO_FILES: [&str; 2] = ["tensorflow/coordination_service.proto", "ringway/v1/session_setup.proto"];
+const PROTO_FILES: [&str; 5] = [
+    "tensorflow/coordination_service.proto",
+    "tensorflow/master_service.proto",
+    "tensorflow/worker_service.proto",
+    "tensorflow/eager_service.proto",
+    "ringway/v1/session_setup.proto",
+];
+
+/// Fields that hold the bytes of tensors: shared with the buffer that they came in, not copied out of it.
+const SHARED_BYTES: [&str; 2] = [".tensorflow.TensorProto.tensor_content", ".tensorflow.RecvBufRespExtra"];
 
 /// Compiles the `.proto` files of this package and writes one Rust file per protobuf package into `out`.
 ///
@@ -13,6 +22,8 @@ const PROTO_FILES: [&str; 2] = ["tensorflow/coordination_service.proto", "ringwa
 pub(crate) fn generate(out: &Path) -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto");
     let descriptors = protox::compile(PROTO_FILES, [root])?;
-    tonic_prost_build::configure().out_dir(out).emit_rerun_if_changed(false).compile_fds(descriptors)?;
+    let builder = tonic_prost_build::configure().out_dir(out).emit_rerun_if_changed(false);
+    let builder = SHARED_BYTES.iter().fold(builder, |builder, field| builder.bytes(field));
+    builder.compile_fds(descriptors)?;
     Ok(())
 }
