@@ -46,7 +46,7 @@ fn mismatched_calls_are_errors_on_every_rank_that_show_both_sides() {
         ("type", "f32", "i32"),
         ("operation", "sum", "max"),
         // No message passes between the two roots: the next call finds it.
-        ("root", "barrier #2", "an earlier call"),
+        ("root", "root 0", "root 3"),
         ("order", "all_reduce", "broadcast"),
         ("skip", "all_reduce", "barrier"),
     ] {

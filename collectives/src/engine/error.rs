@@ -144,7 +144,7 @@ fn earlier(ours: &Call, theirs: &Call) -> &'static str {
     if ours.same_but_history(theirs) && ours.seq == 0 {
         ", and the two cut it differently: every rank needs the same slice_bytes, slices_in_flight and costs"
     } else if ours.same_but_history(theirs) {
-        ", and an earlier call of theirs differed without any message between them to show it"
+        ", and one of their earlier calls differed (which one was not found out)"
     } else {
         ""
     }

@@ -45,12 +45,7 @@ impl Core {
                         "it sends the same call otherwise: every rank needs the same check and slice_bytes"
                             .to_owned(),
                 },
-                Some(theirs) => CollectiveError::Mismatch {
-                    ours_who: group.who(group.info.my_rank),
-                    ours: call,
-                    theirs_who: group.who(rank),
-                    theirs,
-                },
+                Some(theirs) => return self.mismatched(index, call, rank, theirs),
                 None => CollectiveError::Transport {
                     who: group.who(rank),
                     during,
@@ -189,6 +184,7 @@ impl Core {
         match word {
             Word::Asks { stamp, .. } => self.on_asked(index, rank, stamp),
             Word::Refused { stamp, why, .. } => self.on_refused(index, rank, stamp, why),
+            Word::Histories { seq, histories, .. } => self.on_histories(index, rank, seq, &histories),
             Word::Dead { death, .. } => {
                 let error = self.groups[index].as_ref().and_then(|g| death.error(g));
                 if let Some(error) = error {
@@ -239,12 +235,9 @@ impl Core {
     }
 
     fn compare(&mut self, index: usize, ours: Call, rank: u32, theirs: Call) {
-        if ours == theirs || !self.options.check {
-            return;
+        if ours != theirs && self.options.check {
+            self.mismatched(index, ours, rank, theirs);
         }
-        let Some(group) = self.groups[index].as_ref() else { return };
-        let (ours_who, theirs_who) = (group.who(group.info.my_rank), group.who(rank));
-        self.fail(index, CollectiveError::Mismatch { ours_who, ours, theirs_who, theirs }, None);
     }
 
     /// Another rank refused a call for its arguments: this one's call cannot go on, if it is or will be made.

@@ -5,6 +5,7 @@
 use super::communicator::Choice;
 use super::error::{CollectiveError, InvalidCall, Who};
 use super::fingerprint::Call;
+use super::history::Doubt;
 use super::options::EngineOptions;
 use super::plan::{Plan, Request};
 use ringway_dataplane::transport::{Caps, Peer, Stamp};
@@ -75,6 +76,8 @@ pub(super) struct Group {
     /// The latest unanswered word of each rank about a call that this rank has not reached.
     pub(super) heard: Vec<Option<(u32, Heard)>>,
     heard_any: u32,
+    /// An earlier call differed, and it is being found out which.
+    pub(super) doubt: Option<Doubt>,
     /// Why the communicator is dead.
     pub(super) dead: Option<CollectiveError>,
     /// Runs that have not been handed back, so that a closed group is retired after the last.
@@ -108,6 +111,7 @@ impl Group {
             calls: vec![None; REMEMBERED_CALLS],
             heard: vec![None; size],
             heard_any: 0,
+            doubt: None,
             dead: None,
             open_runs: 0,
             closed: false,

@@ -26,6 +26,7 @@ impl Core {
         }
         let first_ms = self.options.inquiry_ms.max(1);
         self.next_tick = now + Duration::from_millis(first_ms);
+        self.settle_doubts();
         let mut at = 0;
         while let Some(&slot) = self.active.get(at) {
             at += 1;

@@ -4,7 +4,7 @@
 //! communicator, blocking, started, p2p, split     the calls, checked and turned into requests
 //!   shared                                        the lock, and which thread drives
 //!     core                                        calls under way on one endpoint, events
-//!       failure, inquiry, word                    how a communicator dies, and how everybody learns of it
+//!       failure, inquiry, history, word           how a communicator dies, and how everybody learns of it
 //!       group, fingerprint                        members, numbered calls, stamps
 //!       run, hazard                               one call: slices over lanes, steps and their order
 //!       plan, layout, slice                       from arguments to schedule, memory and slices
@@ -27,6 +27,7 @@ mod fingerprint;
 mod group;
 mod handle;
 mod hazard;
+mod history;
 mod inquiry;
 mod layout;
 mod options;

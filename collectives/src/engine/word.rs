@@ -1,14 +1,14 @@
 //! What engines say to each other outside of messages: the content of notes.
 //!
 //! ```text
-//! byte  0..3   'R', version 1, kind (1 asks, 2 refused, 3 lost, 4 mismatch, 5 aborted, 6 transport)
+//! byte  0..3   'R', version 1, kind (1 asks, 2 refused, 3 lost, 4 mismatch, 5 aborted, 6 transport, 7 histories)
 //!       3      kind of cause, of a loss
 //!       4..8   group
 //!       8..12  rank that it is about            16..40  its call's stamp, or zeros between calls
 //!       12..16 rank that found out, or the other side of a mismatch       40..64  that one's stamp
 //!       64..66 length of the text, at most MAX_TEXT_BYTES                 66..    text, UTF-8
 //! ```
-//! Integers are little-endian. A note that does not read is ignored: it can neither hurt nor be believed.
+//! Of kind 7, bytes 8..12 are the number of a call, and the text is the digests, two bytes each. Integers are little-endian. A note that does not read is ignored: it can neither hurt nor be believed.
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,8 @@ use ringway_dataplane::transport::{CauseKind, Note, Stamp};
 
 /// Longest text in bytes; longer ones are cut at a character.
 pub(super) const MAX_TEXT_BYTES: usize = Note::MAX_BYTES - HEADER_BYTES;
+/// Most digests of one [`Word::Histories`].
+pub(super) const MAX_HISTORIES: usize = MAX_TEXT_BYTES / 2;
 const HEADER_BYTES: usize = 66;
 const MAGIC: u8 = b'R';
 const VERSION: u8 = 1;
@@ -41,6 +43,9 @@ pub(super) enum Word {
     Asks { group: u32, stamp: Stamp },
     /// "I was called so, and refused, for this reason."
     Refused { group: u32, stamp: Stamp, why: String },
+    /// "Our calls before call `seq` differ. These are the digests of mine before it and before each of those that led
+    /// to it, oldest first: which call was it?"
+    Histories { group: u32, seq: u32, histories: Vec<u16> },
     /// "This communicator is dead."
     Dead { group: u32, death: Death },
 }
@@ -60,7 +65,7 @@ struct Raw<'a> {
     group: u32,
     ranks: (u32, u32),
     stamps: (Stamp, Stamp),
-    text: &'a str,
+    text: &'a [u8],
 }
 
 /// The longest head of `text` that fits.
@@ -74,7 +79,7 @@ fn fitting(text: &str) -> &str {
 
 impl Raw<'_> {
     fn note(&self) -> Note {
-        let text = fitting(self.text);
+        let text = self.text;
         let mut b = [0u8; Note::MAX_BYTES];
         b[..4].copy_from_slice(&[MAGIC, VERSION, self.kind, self.cause]);
         b[4..8].copy_from_slice(&self.group.to_le_bytes());
@@ -83,7 +88,7 @@ impl Raw<'_> {
         b[16..40].copy_from_slice(&self.stamps.0.0);
         b[40..64].copy_from_slice(&self.stamps.1.0);
         b[64..66].copy_from_slice(&(text.len() as u16).to_le_bytes());
-        b[HEADER_BYTES..HEADER_BYTES + text.len()].copy_from_slice(text.as_bytes());
+        b[HEADER_BYTES..HEADER_BYTES + text.len()].copy_from_slice(text);
         let content = &b[..HEADER_BYTES + text.len()];
         Note::new(content).unwrap_or_else(|| unreachable!("the text was cut to fit"))
     }
@@ -102,7 +107,7 @@ impl Raw<'_> {
             group: int(4)?,
             ranks: (int(8)?, int(12)?),
             stamps: (Stamp(b[16..40].try_into().ok()?), Stamp(b[40..64].try_into().ok()?)),
-            text: std::str::from_utf8(&b[HEADER_BYTES..]).ok()?,
+            text: &b[HEADER_BYTES..],
         })
     }
 }
@@ -110,10 +115,22 @@ impl Raw<'_> {
 impl Word {
     pub(super) fn note(&self) -> Note {
         let none = Stamp::default();
-        let raw = |kind, group, ranks, stamps, text| Raw { kind, cause: 0, group, ranks, stamps, text };
+        let raw = |kind, group, ranks, stamps, text| Raw {
+            kind,
+            cause: 0,
+            group,
+            ranks,
+            stamps,
+            text: fitting(text).as_bytes(),
+        };
         match self {
             Word::Asks { group, stamp } => raw(1, *group, (0, 0), (*stamp, none), "").note(),
             Word::Refused { group, stamp, why } => raw(2, *group, (0, 0), (*stamp, none), why).note(),
+            Word::Histories { group, seq, histories } => {
+                let newest = &histories[histories.len().saturating_sub(MAX_HISTORIES)..];
+                let text: Vec<u8> = newest.iter().flat_map(|h| h.to_le_bytes()).collect();
+                Raw { text: &text, ..raw(7, *group, (*seq, 0), (none, none), "") }.note()
+            }
             Word::Dead { group, death } => match death {
                 Death::Lost { rank, seen_by, during, kind, evidence } => Raw {
                     cause: CAUSES.iter().position(|k| k == kind).unwrap_or(0) as u8,
@@ -137,28 +154,38 @@ impl Word {
         let raw = Raw::read(note)?;
         let (group, (rank, other), (first, second)) = (raw.group, raw.ranks, raw.stamps);
         // Text from elsewhere ends up on terminals.
-        let text = || raw.text.chars().map(|c| if c.is_control() { '.' } else { c }).collect::<String>();
+        let words = std::str::from_utf8(raw.text);
+        let text =
+            || Some(words.ok()?.chars().map(|c| if c.is_control() { '.' } else { c }).collect::<String>());
         let dead = |death| Word::Dead { group, death };
         Some(match raw.kind {
             1 => Word::Asks { group, stamp: first },
-            2 => Word::Refused { group, stamp: first, why: text() },
+            2 => Word::Refused { group, stamp: first, why: text()? },
             3 => dead(Death::Lost {
                 rank,
                 seen_by: other,
                 during: first,
                 kind: *CAUSES.get(usize::from(raw.cause))?,
-                evidence: text(),
+                evidence: text()?,
             }),
             4 => dead(Death::Mismatch { a: rank, a_call: first, b: other, b_call: second }),
-            5 => dead(Death::Aborted { rank, during: first, message: text() }),
-            6 => dead(Death::Transport { rank, seen_by: other, during: first, evidence: text() }),
+            5 => dead(Death::Aborted { rank, during: first, message: text()? }),
+            6 => dead(Death::Transport { rank, seen_by: other, during: first, evidence: text()? }),
+            7 if raw.text.len().is_multiple_of(2) => Word::Histories {
+                group,
+                seq: rank,
+                histories: raw.text.chunks_exact(2).map(|h| u16::from_le_bytes([h[0], h[1]])).collect(),
+            },
             _ => return None,
         })
     }
 
     pub(super) fn group(&self) -> u32 {
         match self {
-            Word::Asks { group, .. } | Word::Refused { group, .. } | Word::Dead { group, .. } => *group,
+            Word::Asks { group, .. }
+            | Word::Refused { group, .. }
+            | Word::Histories { group, .. }
+            | Word::Dead { group, .. } => *group,
         }
     }
 }
@@ -258,6 +285,11 @@ mod tests {
         let mut words = vec![
             Word::Asks { group: 7, stamp: s },
             Word::Refused { group: u32::MAX, stamp: t, why: "bad root".into() },
+            Word::Histories {
+                group: 3,
+                seq: 700,
+                histories: (0..MAX_HISTORIES as u16).map(|h| h ^ 0xff80).collect(),
+            },
         ];
         words.extend(deaths.map(|death| Word::Dead { group: 9, death }));
         words

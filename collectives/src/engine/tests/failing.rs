@@ -16,7 +16,7 @@ fn request(collective: Collective, count: usize) -> Request {
         op: collective.reduces().then_some(ReduceOp::Sum),
         count: if collective == Collective::Barrier { 0 } else { count },
         root: 0,
-        in_place: true,
+        in_place: !matches!(collective, Collective::Gather | Collective::Scatter | Collective::AllToAll),
     }
 }
 
@@ -36,7 +36,18 @@ fn make_all(world: &mut World, requests: &[Request]) -> Vec<Result<(), Collectiv
     let begun: Vec<_> = requests
         .iter()
         .enumerate()
-        .map(|(rank, r)| world.begin(rank, 0, r, Some(&bytes(r, n)[..input_bytes(r, n)]), None))
+        .map(|(rank, r)| {
+            let bytes = vec![0; r.count * 4 * n as usize];
+            let block = Some(&bytes[..r.count * 4]);
+            let at_root = (r.root == rank as u32).then_some(&bytes[..]);
+            let (input, output) = match r.what {
+                What::Collective(Collective::Gather) => (block, at_root),
+                What::Collective(Collective::Scatter) => (at_root, block),
+                What::Collective(Collective::AllToAll) => (Some(&bytes[..]), Some(&bytes[..])),
+                _ => (Some(&bytes[..input_bytes(r, n)]), None),
+            };
+            world.begin(rank, 0, r, input, output)
+        })
         .collect();
     let calls: Vec<(usize, u16)> =
         begun.iter().enumerate().filter_map(|(rank, b)| b.as_ref().ok().map(|slot| (rank, *slot))).collect();
@@ -164,29 +175,106 @@ fn a_rank_that_would_cut_calls_differently_is_found_in_the_first_one() {
     }
 }
 
+/// Ranks make `first`, and those that got through make the same call on all; what each communicator died of.
+fn deaths(w: &mut World, first: &[Request]) -> Vec<CollectiveError> {
+    let n = first.len() as u32;
+    let ends = make_all(w, first);
+    if ends.iter().all(Result::is_ok) {
+        // All finished by eager sends: the next call tells.
+        make_all(w, &vec![request(Collective::AllReduce, 10); n as usize]);
+    }
+    w.quiesce();
+    (0..n as usize).map(|rank| w.cores[rank].check(0).expect_err("the group is dead")).collect()
+}
+
 #[test]
-fn different_roots_are_found_even_where_no_message_meets() {
-    for collective in [Collective::Broadcast, Collective::Reduce] {
-        for n in [2u32, 3, 4] {
+fn different_roots_are_named_on_all_ranks_even_where_no_message_meets() {
+    const ROOTED: [Collective; 4] =
+        [Collective::Broadcast, Collective::Reduce, Collective::Gather, Collective::Scatter];
+    for (usual, other) in ROOTED.into_iter().flat_map(|u| ROOTED.map(|o| (u, o))) {
+        for (n, odd, root) in [(2, 1, 1), (2, 0, 1), (3, 1, 1), (3, 2, 1), (4, 3, 3), (4, 1, 2), (5, 0, 4)] {
             for eager in [0, 1 << 16] {
-                let mut w = world(n, 8, eager);
-                let mut requests = vec![request(collective, 50); n as usize];
-                requests[1].root = 1;
-                let first = make_all(&mut w, &requests);
-                // With eager sends both roots may finish; the next call tells.
-                let next = vec![request(Collective::AllReduce, 10); n as usize];
-                let second =
-                    if first.iter().any(Result::is_ok) { make_all(&mut w, &next) } else { first.clone() };
-                w.quiesce();
-                for (rank, end) in second.iter().enumerate() {
+                let mut w = world(n, 8 + u64::from(root), eager);
+                let mut requests = vec![request(usual, 50); n as usize];
+                requests[odd] = Request { root, ..request(other, 50) };
+                for (rank, dead) in deaths(&mut w, &requests).into_iter().enumerate() {
+                    let label = format!(
+                        "{usual} and {other} from {root} on {odd} of {n}, eager {eager}, rank {rank}"
+                    );
+                    let CollectiveError::Mismatch { ours_who, ours, theirs_who, theirs } = &dead else {
+                        panic!("{label}: {dead}")
+                    };
+                    assert!((ours.seq, theirs.seq) == (0, 0) && ours.root != theirs.root, "{label}: {dead}");
                     assert!(
-                        matches!(end, Err(CollectiveError::Mismatch { .. })),
-                        "{collective} {n} rank {rank}: {end:?}"
+                        (ours_who.rank == odd as u32) != (theirs_who.rank == odd as u32),
+                        "{label}: {dead}"
                     );
                 }
             }
         }
     }
+}
+
+#[test]
+fn no_mixture_of_collectives_hangs_and_every_rank_is_told_of_two_that_differ() {
+    // E1
+    for seed in 0..400u64 {
+        let mut rng = Rng(seed);
+        let n = 2 + rng.below(5) as u32;
+        let kinds: Vec<Request> = (0..2 + rng.below(2))
+            .map(|_| {
+                let collective = Collective::ALL[rng.below(Collective::ALL.len())];
+                let root = if collective.is_rooted() { rng.below(n as usize) as u32 } else { 0 };
+                Request { root, ..request(collective, 40) }
+            })
+            .collect();
+        let requests: Vec<Request> = (0..n).map(|_| kinds[rng.below(kinds.len())]).collect();
+        if requests.iter().all(|r| *r == requests[0]) {
+            continue;
+        }
+        let mut w = world(n, seed, if seed % 3 == 0 { 0 } else { 1 << 16 });
+        for (rank, dead) in deaths(&mut w, &requests).into_iter().enumerate() {
+            let CollectiveError::Mismatch { ours, theirs, .. } = &dead else {
+                panic!("seed {seed}, rank {rank}: {dead}")
+            };
+            let at = (ours.seq, theirs.seq);
+            assert!(at == (0, 0) && !ours.same_but_history(theirs), "seed {seed}, rank {rank}: {dead}");
+        }
+    }
+}
+
+#[test]
+fn an_earlier_call_is_named_however_many_came_between() {
+    // The culprit and all that follow end by eager sends, so that nothing shows until the last call.
+    for between in [0, 1, 5] {
+        let mut w = world(2, 3, 1 << 16);
+        let own = |rank: u32| Request { root: rank, ..request(Collective::Broadcast, 50) };
+        make_all(&mut w, &[own(0), own(0)]);
+        for _ in 0..=between {
+            assert!(make_all(&mut w, &[own(0), own(1)]).iter().all(Result::is_ok), "eager");
+        }
+        for dead in deaths(&mut w, &[request(Collective::AllReduce, 10); 2]) {
+            let CollectiveError::Mismatch { ours, theirs, .. } = &dead else { panic!("{dead}") };
+            assert_eq!((ours.seq, theirs.seq), (1, 1), "{between} between: {dead}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_cannot_say_which_call_it_was_is_no_hang() {
+    // Rank 1 has got through, and does not poll: its answer never comes.
+    let mut w = world(2, 3, 1 << 16);
+    let own = |rank: u32| Request { root: rank, ..request(Collective::Broadcast, 50) };
+    assert!(make_all(&mut w, &[own(0), own(1)]).iter().all(Result::is_ok), "eager");
+    let last = request(Collective::Broadcast, 50);
+    let root = Request { root: 1, ..last };
+    let sent = w.begin(1, 0, &root, Some(&bytes(&root, 2)), None).unwrap();
+    w.settle(&[(1, sent)]);
+    let waits = w.begin(0, 0, &root, Some(&bytes(&root, 2)), None).unwrap();
+    w.settle_alone(0, waits);
+    let end = w.take(0, waits).0;
+    let Err(dead @ CollectiveError::Mismatch { .. }) = end else { panic!("{end:?}") };
+    assert!(dead.to_string().contains("which one was not found out"), "{dead}");
 }
 
 #[test]

@@ -106,6 +106,20 @@ impl World {
         }
     }
 
+    /// Steps one rank alone until its call is over.
+    pub(super) fn settle_alone(&mut self, rank: usize, slot: u16) {
+        for _ in 0..PATIENCE_TICKS {
+            for _ in 0..IDLE_TURNS_PER_RANK {
+                self.cores[rank].turn();
+            }
+            if self.cores[rank].runs[usize::from(slot)].phase == Phase::Done {
+                return;
+            }
+            self.tick();
+        }
+        panic!("hangs: {} {:?}", self.label, self.stuck());
+    }
+
     /// Lets all ranks go on until nothing moves.
     pub(super) fn quiesce(&mut self) {
         let mut idle = 0;
