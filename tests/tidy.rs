@@ -18,7 +18,7 @@ const ARROWS: [(&str, &[&str]); 6] = [
 
 /// Modules of plain data and functions: replayed in simulation, so nothing in them may look at a clock, a socket,
 /// the environment or another thread.
-const PURE: [&str; 10] = [
+const PURE: [&str; 13] = [
     "topology/src/model",
     "collectives/src/schedule",
     "control/src/core",
@@ -29,6 +29,9 @@ const PURE: [&str; 10] = [
     "dataplane/src/rdma/handshake.rs",
     "dataplane/src/rdma/request.rs",
     "dataplane/src/rdma/wire.rs",
+    "dataplane/src/rendezvous/key.rs",
+    "dataplane/src/rendezvous/table",
+    "dataplane/src/rendezvous/value.rs",
 ];
 
 /// What a pure module must not name.

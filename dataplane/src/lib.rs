@@ -1,5 +1,5 @@
 //! Moves bytes between ranks: memory, the [`transport::Transport`] trait, its transports, and the fabric
-//! that picks one per peer.
+//! that picks one per peer, and the rendezvous that moves tensors by key over it.
 //!
 //! Arrows: this crate asks `topology` which host this is, and knows nothing of collectives or of the control plane.
 //! `unsafe` lives in `memory` and in the transports' own modules, and nowhere else.
@@ -7,5 +7,6 @@
 pub mod fabric;
 pub mod memory;
 pub mod rdma;
+pub mod rendezvous;
 pub mod transport;
 pub mod uring;

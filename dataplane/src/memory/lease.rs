@@ -6,6 +6,7 @@
 //! leaves its span lent for good: the region then refuses to be reused, which is safe.
 
 use super::region::{Mapping, RegionId};
+use super::shared::Owned;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ pub(super) struct Span {
     pub(super) whole: (NonNull<u8>, usize),
     /// Keeps owned memory mapped (I2). Borrowed memory has none: its scope waits for the lease (I3).
     pub(super) keep: Option<Arc<Mapping>>,
+    /// Keeps shared memory from being reused (I5).
+    pub(super) _shared: Option<Arc<Owned>>,
 }
 
 // SAFETY: a span is exclusive or shared-read by the ledger's rule (I1) whichever thread holds it, and the memory

@@ -5,6 +5,7 @@
 
 use super::dtype::Element;
 use super::region::{Mapping, Region, RegionId};
+use super::shared::SharedBytes;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -52,7 +53,7 @@ pub enum AllocError {
 }
 
 #[derive(Debug, Default)]
-struct Shelf {
+pub(super) struct Shelf {
     free: BTreeMap<usize, Vec<Arc<Mapping>>>,
     kept_bytes: usize,
 }
@@ -75,6 +76,11 @@ impl Pool {
     /// A pool that keeps up to `keep_bytes` of free blocks.
     pub fn new(keep_bytes: usize, huge: HugePages) -> Pool {
         Pool { shelf: Arc::default(), keep_bytes, huge }
+    }
+
+    /// What a block needs to find back here.
+    pub(super) fn home(&self) -> (Weak<Mutex<Shelf>>, usize) {
+        (Arc::downgrade(&self.shelf), self.keep_bytes)
     }
 
     fn shelf(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
@@ -135,7 +141,7 @@ impl Pool {
     }
 }
 
-fn put_back(shelf: &Mutex<Shelf>, keep_bytes: usize, region: Region) {
+pub(super) fn put_back(shelf: &Mutex<Shelf>, keep_bytes: usize, region: Region) {
     if region.outstanding() > 0 {
         return;
     }
@@ -208,6 +214,12 @@ impl<T: Element> Buffer<T> {
             of: PhantomData,
         };
         (region, claim)
+    }
+
+    /// The bytes, to be read by many from now on. Nothing is copied.
+    pub fn into_shared(mut self) -> SharedBytes {
+        let region = self.region.take().unwrap_or_else(|| unreachable!("a live buffer has its region"));
+        SharedBytes::of_pool(region, (std::mem::take(&mut self.home), self.keep_bytes))
     }
 
     fn live(&self) -> &Region {

@@ -164,6 +164,10 @@ impl Region {
         Region { base, len, id, keep, ..Region::blank() }
     }
 
+    pub(super) fn mapping(&self) -> Option<Arc<Mapping>> {
+        self.keep.clone()
+    }
+
     pub(super) fn into_mapping(self) -> Option<Arc<Mapping>> {
         self.keep
     }
@@ -249,7 +253,15 @@ impl Region {
         // SAFETY: `check` has bounded the span by the region's length.
         let start = unsafe { self.base.as_ptr().add(span.start) };
         let whole = (self.base, self.len);
-        Ok(Span { start, len: span.len(), region: self.id, slot, whole, keep: self.keep.clone() })
+        Ok(Span {
+            start,
+            len: span.len(),
+            region: self.id,
+            slot,
+            whole,
+            keep: self.keep.clone(),
+            shared: None,
+        })
     }
 
     /// Lends `span` (bytes) to a reader.
