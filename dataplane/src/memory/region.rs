@@ -260,7 +260,7 @@ impl Region {
             slot,
             whole,
             keep: self.keep.clone(),
-            shared: None,
+            _shared: None,
         })
     }
 
