@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod coordination;
+pub mod graph;
 pub mod machine;
 pub mod simulate;
 pub mod time;
