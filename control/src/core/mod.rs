@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod coordination;
+pub mod eager;
 pub mod graph;
 pub mod machine;
 pub mod simulate;
