@@ -18,7 +18,7 @@ const ARROWS: [(&str, &[&str]); 6] = [
 
 /// Modules of plain data and functions: replayed in simulation, so nothing in them may look at a clock, a socket,
 /// the environment or another thread.
-const PURE: [&str; 13] = [
+const PURE: [&str; 14] = [
     "topology/src/model",
     "collectives/src/schedule",
     "control/src/core",
@@ -26,6 +26,7 @@ const PURE: [&str; 13] = [
     "control/src/settings/value.rs",
     "dataplane/src/transport/matching",
     "dataplane/src/rdma/choice",
+    "dataplane/src/rdma/ends.rs",
     "dataplane/src/rdma/handshake.rs",
     "dataplane/src/rdma/request.rs",
     "dataplane/src/rdma/wire.rs",

@@ -1,8 +1,9 @@
 //! One connection: rails, the ring of small messages, and writes of large ones.
 //!
 //! Small messages go over one rail, the control rail, into receives that the peer has posted. Large ones are written
-//! into the place of their receive: over the control rail the last write tells the place's number; where there are
-//! several rails, each takes some of the writes, and a message tells of the end when all are done.
+//! into the place of their receive: one that fits a write, or has the connection's only rail, tells the place's number
+//! with the last; otherwise each rail takes some of the writes, and a message tells of the end when all are done, with
+//! fences on the rails themselves (`ends`).
 //!
 //! Invariants (cited by the tests):
 //! - **Q1** A message or telling write is posted only for a receive that the peer has told of, so that it never finds
@@ -14,22 +15,21 @@
 use super::MIN_PAYLOAD_BYTES;
 use super::choice::{MAX_RAILS, RailPair, RdmaConfig};
 use super::device::Device;
-use super::failover::Failover;
+use super::ends::{self, Ends};
+use super::failover::{Failover, Resumed};
 use super::handshake::Hello;
 use super::rail::{RECEIVES, Rail, SENDS, Write};
 use super::registration::{Pinned, Registered};
 use super::request::{Kind as Request, WrId, distance};
 use super::verbs::{Sge, VerbsError, WorkCompletion};
 use super::wire::{self, OVERHEAD_BYTES};
-use crate::transport::matching::{FRAME_BYTES, Frame, Kind, Matcher, Payload, Place, Retired, SlotId};
+use crate::transport::matching::{Frame, Kind, Matcher, Place, Retired};
 use crate::transport::{Cause, CauseKind, Event, Note, OpId, Peer};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Every so many messages, one asks for a completion, which stands for all before it.
 const SIGNAL_EVERY: u32 = 16;
-/// Bytes of a write, where several rails share a message.
-const STRIPE_BYTES: u64 = 256 << 10;
 
 /// What operations hold.
 pub(super) type Holds = HashMap<OpId, Arc<Registered>>;
@@ -63,8 +63,9 @@ pub(super) struct Connection {
     pub(super) control: usize,
     ring: Pinned,
     slot_bytes: usize,
-    /// Payload bytes of a message.
+    /// Payload bytes of a message, and of a write where there are several rails.
     payload_bytes: usize,
+    pub(super) stripe_bytes: u64,
     /// What was posted, by number modulo [`SENDS`].
     pub(super) log: Vec<Posted>,
     /// Number of the next message, and of the oldest that is not known to be done.
@@ -82,10 +83,14 @@ pub(super) struct Connection {
     /// What is to be said of rails.
     pub(super) about_rails: VecDeque<Frame>,
     pub(super) failover: Option<Failover>,
-    /// The rail on which a message about rails is under way.
-    pub(super) about_on: Option<usize>,
+    /// What the peer said of rails that were its control rail and failed.
+    pub(super) heard: [Option<Resumed>; MAX_RAILS],
+    /// Ends of striped messages.
+    pub(super) ends: Ends<Frame>,
     /// Number of the goodbye.
     goodbye: Option<u32>,
+    /// The peer's goodbye came.
+    pub(super) left: bool,
     /// Payload bytes that were copied through the ring.
     pub(super) copied_bytes: u64,
 }
@@ -96,7 +101,7 @@ impl Connection {
         (link, generation): (u32, u16),
         pairs: &[RailPair],
         devices: &mut [Device],
-        payload_bytes: usize,
+        (payload_bytes, stripe_bytes): (usize, u64),
         psn: u32,
     ) -> Result<Connection, VerbsError> {
         let slot_bytes = (OVERHEAD_BYTES + payload_bytes.max(wire::PLACE_BYTES)).next_multiple_of(64);
@@ -112,8 +117,8 @@ impl Connection {
             }
         }
         let domains: Vec<_> = rails.iter().map(|r| Arc::clone(&devices[r.device].domain)).collect();
-        // One more, for messages about rails.
-        let ring = Pinned::new(&domains, (SENDS as usize + 1) * slot_bytes);
+        // And one for each rail whose failure is told of.
+        let ring = Pinned::new(&domains, (SENDS as usize + MAX_RAILS) * slot_bytes);
         let ring = ring.inspect_err(|_| {
             rails.iter().for_each(|r| devices[r.device].unreserve(super::rail::ENTRIES));
         })?;
@@ -125,6 +130,7 @@ impl Connection {
             ring,
             slot_bytes,
             payload_bytes,
+            stripe_bytes,
             log: vec![Posted::Message(0); SENDS as usize],
             next: 0,
             done: 0,
@@ -135,8 +141,10 @@ impl Connection {
             redo: VecDeque::new(),
             about_rails: VecDeque::new(),
             failover: None,
-            about_on: None,
+            heard: [None; MAX_RAILS],
+            ends: Ends::new(),
             goodbye: None,
+            left: false,
             copied_bytes: 0,
         })
     }
@@ -207,9 +215,10 @@ impl Connection {
         distance(self.done, self.next) < SENDS && self.budget > kept_back && self.failover.is_none()
     }
 
-    /// Whether all writes are done.
+    /// Whether all writes and fences are done.
     fn is_quiet(&self) -> bool {
-        self.rails.iter().all(|r| r.writes.is_empty()) && self.redo.is_empty() && self.failover.is_none()
+        let written = self.rails.iter().all(|r| r.writes.is_empty()) && self.redo.is_empty();
+        written && self.failover.is_none() && self.are_fences_quiet()
     }
 
     /// Posts what there is to send. Completions of small sends come from here. Returns whether anything was.
@@ -221,8 +230,11 @@ impl Connection {
         events: &mut Vec<Event>,
     ) -> Result<bool, Cause> {
         let began = self.next;
-        let mut written = self.redo_writes()?;
+        let mut written = self.redo_writes(matcher)?;
         self.post_receives()?;
+        if self.rails.len() > 1 {
+            self.post_fences()?;
+        }
         while self.has_room(1) {
             if let Some(frame) = self.about_rails.pop_front() {
                 self.send(&frame, &[])?;
@@ -243,7 +255,10 @@ impl Connection {
             };
             let Some((frame, payload)) = matcher.next_frame(limit) else { break };
             match payload {
-                None => self.send(&self.expose(frame, matcher, holds), &[])?,
+                None => {
+                    self.name_rails(&frame);
+                    self.send(&self.expose(frame, matcher, holds), &[])?;
+                }
                 Some(payload) => match holds.get(&payload.id) {
                     Some(held) if frame.kind == Kind::Data && !frame.place.is_none() => {
                         self.write(&frame, &payload, held, matcher)?;
@@ -259,17 +274,13 @@ impl Connection {
                 },
             }
         }
+        if self.rails.len() > 1 {
+            self.post_fences()?;
+        }
         if self.owed >= RECEIVES / 2 && self.has_room(0) {
             self.send(&Frame::bare(Kind::Credit), &[])?;
         }
         Ok(written || self.next != began)
-    }
-
-    /// Most bytes of a write.
-    fn write_bytes(&self) -> u64 {
-        let alive = self.rails.iter().filter(|r| r.is_alive());
-        let device = alive.map(|r| r.max_write_bytes).min().unwrap_or(1);
-        device.min(if self.alive() > 1 { STRIPE_BYTES } else { FRAME_BYTES })
     }
 
     /// Posts one message.
@@ -308,93 +319,14 @@ impl Connection {
         wire::forget_receives(unsafe { self.ring.bytes_mut(at, self.slot_bytes) });
     }
 
-    /// Posts a message about rails on one of them, beside all others: one at a time.
-    pub(super) fn send_about(&mut self, frame: &Frame, rail: usize) -> Result<(), Cause> {
-        let at = SENDS as usize * self.slot_bytes;
-        // SAFETY: the last message in this slot went over a rail that is down by now (Q2).
+    /// Posts the message that tells of the failure of `old` on another rail, beside all others.
+    pub(super) fn send_about(&mut self, frame: &Frame, old: usize, rail: usize) -> Result<(), Cause> {
+        let at = (SENDS as usize + old) * self.slot_bytes;
+        // SAFETY: the slot is of this one failure: whatever of it is posted on other rails has the same bytes (Q2).
         let len = wire::encode(frame, 0, unsafe { self.ring.bytes_mut(at, self.slot_bytes) });
         let piece = Sge { addr: self.ring.address(at), len: len as u32, lkey: self.ring.lkey(rail) };
-        self.about_on = Some(rail);
         let id = self.id(Request::About, 0);
         self.rails[rail].send(id, piece, true)
-    }
-
-    /// Posts a write of payload into its place.
-    fn write(
-        &mut self,
-        frame: &Frame,
-        payload: &Payload,
-        held: &Registered,
-        matcher: &mut Matcher,
-    ) -> Result<(), Cause> {
-        let Some(lease) = matcher.outgoing(payload.slot) else { return Ok(()) };
-        let offset = payload.offset as u64;
-        let address = frame.place.address.wrapping_add(offset);
-        let mut lkeys = [0; MAX_RAILS];
-        for (key, rail) in lkeys.iter_mut().zip(&self.rails) {
-            *key = held.lkey(rail.device);
-        }
-        let mut write = Write {
-            slot: payload.slot,
-            from: lease.as_ptr().addr() as u64 + offset,
-            len: payload.len,
-            to: SlotId(frame.slot),
-            place: Place { address, ..frame.place },
-            lkeys,
-            told: None,
-        };
-        let whole = payload.offset == 0 && payload.last;
-        if !whole && (self.alive() > 1 || matcher.is_striped(payload.slot)) {
-            matcher.stripe(payload.slot);
-            return self.post_write(write);
-        }
-        if payload.last {
-            write.told = Some(self.next);
-            self.log[(self.next % SENDS) as usize] = Posted::Write(write);
-            self.next = self.next.wrapping_add(1);
-            self.budget -= 1;
-        }
-        let id = self.id(Request::Write, 0);
-        self.rails[self.control].write(id, self.control, write)
-    }
-
-    /// Posts a write that tells nothing on the rail with the least under way.
-    pub(super) fn post_write(&mut self, write: Write) -> Result<(), Cause> {
-        let free = self.rails.iter().enumerate().filter(|(_, r)| r.has_room());
-        let Some((rail, _)) = free.min_by_key(|(_, r)| r.under_way_bytes) else {
-            self.redo.push_back(write);
-            return Ok(());
-        };
-        let id = self.id(Request::Write, 0);
-        self.rails[rail].write(id, rail, write)
-    }
-
-    fn redo_writes(&mut self) -> Result<bool, Cause> {
-        let mut written = false;
-        while self.failover.is_none()
-            && self.rails.iter().any(Rail::has_room)
-            && let Some(write) = self.redo.pop_front()
-        {
-            self.post_write(write)?;
-            written = true;
-        }
-        Ok(written)
-    }
-
-    /// Gives a `Cts` the address of its receive, where that is registered.
-    fn expose(&self, frame: Frame, matcher: &mut Matcher, holds: &Holds) -> Frame {
-        let slot = SlotId(frame.slot);
-        if frame.kind != Kind::Cts {
-            return frame;
-        }
-        let Some((id, lease)) = matcher.incoming(slot) else { return frame };
-        let Some(held) = holds.get(&id) else { return frame };
-        let mut place = Place { address: lease.as_ptr().addr() as u64, ..Place::default() };
-        for (key, rail) in place.keys.iter_mut().zip(&self.rails) {
-            *key = held.rkey(rail.device);
-        }
-        matcher.expose(slot);
-        Frame { place, ..frame }
     }
 
     /// Says that nothing more comes. `false`: there is no room now.
@@ -414,8 +346,8 @@ impl Connection {
     /// Asks the peer's device for a sign of life.
     pub(super) fn pulse(&mut self) -> Result<(), Cause> {
         let id = self.id(Request::Pulse, 0);
-        let rail = self.failover.as_ref().and_then(Failover::said_on).unwrap_or(self.control);
-        self.rails[rail].pulse(id)
+        let first = self.rails.iter().position(Rail::is_alive).filter(|_| self.failover.is_some());
+        self.rails[first.unwrap_or(self.control)].pulse(id)
     }
 
     /// Takes the completion of a request of this side.
@@ -424,13 +356,14 @@ impl Connection {
         id: WrId,
         (device, wc): (usize, &WorkCompletion),
         devices: &[Device],
+        retired: &Retired,
         matcher: &mut Matcher,
         events: &mut Vec<Event>,
     ) -> Verdict {
         let Some(rail) = self.rail_of(device, wc.qp_num) else { return Verdict::On };
         if !wc.is_success() {
             let cause = self.failed(id.kind, rail, wc, devices);
-            return self.after_failure(rail, cause, matcher, events);
+            return self.after_failure(rail, (cause, false), retired, matcher, events);
         }
         match id.kind {
             Request::Send => self.done_up_to(id.aux, matcher, events),
@@ -443,21 +376,23 @@ impl Connection {
                 }
             }
             Request::Pulse => self.rails[rail].pulsing = false,
-            Request::About => self.about_on = None,
-            Request::Receive | Request::HelloHeard | Request::HelloLeft => {}
+            Request::Fence => self.rails[rail].fences.acknowledged(),
+            Request::About | Request::Receive | Request::HelloHeard | Request::HelloLeft => {}
         }
         Verdict::On
     }
 
-    fn after_failure(
+    /// A rail failed, or its device broke.
+    pub(super) fn after_failure(
         &mut self,
         rail: usize,
-        cause: Cause,
+        (cause, broke): (Cause, bool),
+        retired: &Retired,
         matcher: &mut Matcher,
         events: &mut Vec<Event>,
     ) -> Verdict {
-        match self.rail_failed(rail, cause) {
-            Verdict::On => self.resume(matcher, events).map_or_else(Verdict::Lost, |()| Verdict::On),
+        match self.rail_failed(rail, cause, broke) {
+            Verdict::On => self.settle(retired, matcher, events),
             over => over,
         }
     }
@@ -487,19 +422,22 @@ impl Connection {
         self.rails[rail].received();
         if !wc.is_success() {
             let cause = self.failed(Request::Receive, rail, wc, devices);
-            return self.after_failure(rail, cause, matcher, events);
+            return self.after_failure(rail, (cause, false), retired, matcher, events);
         }
-        let taken = match wc.imm {
-            Some(index) => {
+        let taken = match wc.imm.map(|imm| (imm, ends::number_of(imm))) {
+            Some((_, Some(number))) => self.take_fence(rail, number, retired, matcher, events),
+            Some((index, None)) => {
                 self.taken = self.taken.wrapping_add(1);
                 matcher.landed(index, events).map(|()| Verdict::On).map_err(|v| v.to_string())
             }
             None => self.take((rail, slot), wc.byte_len as usize, (peer, retired), matcher, events),
         };
-        if let Some(rail) = self.rails.get_mut(rail) {
-            rail.again(slot);
+        self.rails[rail].again(slot);
+        match taken {
+            Ok(Verdict::On) if !self.rails[rail].is_alive() => self.settle(retired, matcher, events),
+            Ok(verdict) => verdict,
+            Err(what) => Verdict::Lost(self.violation(&what)),
         }
-        taken.unwrap_or_else(|what| Verdict::Lost(self.violation(&what)))
     }
 
     /// Takes a message.
@@ -513,18 +451,21 @@ impl Connection {
     ) -> Result<Verdict, String> {
         let message = self.rails[rail].message(slot, len);
         let (frame, receives, payload) = wire::decode(message).map_err(|e| e.to_string())?;
-        if frame.kind == Kind::Rail && frame.offset != 0 {
-            return self.resumed(rail, &frame, matcher, events);
+        let at = message.len() - payload.len();
+        if frame.kind == Kind::Rail {
+            return self.take_about((rail, receives), &frame, retired, matcher, events);
         }
-        self.taken = self.taken.wrapping_add(1);
-        self.budget += u32::from(receives);
-        if self.budget > self.their_receives {
-            return Err(format!("told of {receives} receives, more than it has"));
-        }
+        self.count(receives)?;
         match frame.kind {
-            Kind::Bye => return Ok(Verdict::Left),
-            Kind::Rail => self.rail_is_down(frame.slot),
+            Kind::Bye => {
+                self.left = true;
+                return self.believe(retired, matcher, events);
+            }
+            Kind::Landed | Kind::Withdrawn | Kind::CancelSend if self.hold_back(&frame, rail)? => {
+                return self.believe(retired, matcher, events);
+            }
             Kind::Note => {
+                let payload = &self.rails[rail].message(slot, len)[at..];
                 let note =
                     Note::new(payload).ok_or_else(|| format!("sent a note of {} bytes", payload.len()))?;
                 events.push(Event::Note { from: peer, note: Box::new(note) });
@@ -532,6 +473,7 @@ impl Connection {
             _ => {
                 let body = matcher.accept(&frame, retired, events).map_err(|v| v.to_string())?;
                 if let Some(mut body) = body {
+                    let payload = &self.rails[rail].message(slot, len)[at..];
                     if let Some(into) = matcher.buffer(&body) {
                         into.copy_from_slice(payload);
                     }
@@ -540,6 +482,16 @@ impl Connection {
             }
         }
         Ok(Verdict::On)
+    }
+
+    /// A message came that tells of so many receives.
+    pub(super) fn count(&mut self, receives: u8) -> Result<(), String> {
+        self.taken = self.taken.wrapping_add(1);
+        self.budget += u32::from(receives);
+        match self.budget > self.their_receives {
+            true => Err(format!("told of {receives} receives, more than it has")),
+            false => Ok(()),
+        }
     }
 
     fn post_receives(&mut self) -> Result<(), Cause> {
@@ -560,6 +512,7 @@ impl Connection {
             Request::Write => "a write",
             Request::Pulse => "a sign of life that was asked for",
             Request::About => "a message about rails",
+            Request::Fence => "a fence",
             Request::HelloHeard | Request::HelloLeft => "a hello",
         };
         let device = &devices[self.rails[rail].device].rail.device;
@@ -570,7 +523,7 @@ impl Connection {
         Cause::new(CauseKind::Reset, evidence)
     }
 
-    fn violation(&self, what: &str) -> Cause {
+    pub(super) fn violation(&self, what: &str) -> Cause {
         Cause::new(CauseKind::Protocol, format!("it {what} (after {} messages)", self.taken))
     }
 }

@@ -102,9 +102,8 @@ impl RdmaTransport {
             let route = device.route(&self.config.rdma, &Way::of(pair));
             link.handle = Some(Arc::new(AddressHandle::create(&device.domain, &route)?));
         }
-        let payload_bytes = self.config.payload_bytes();
-        let connection =
-            Connection::new((at, generation), &link.pairs, &mut self.devices, payload_bytes, psn)?;
+        let bytes = (self.config.payload_bytes(), self.config.stripe_bytes);
+        let connection = Connection::new((at, generation), &link.pairs, &mut self.devices, bytes, psn)?;
         if let Some(channel) = &mut link.channel {
             channel.stage = Stage::Meeting(Box::new(connection), Meeting::new(now_ms, timeout_ms));
         }

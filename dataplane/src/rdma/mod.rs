@@ -3,8 +3,9 @@
 //! - [`transport`]: the [`crate::transport::Transport`]. [`choice`]: which devices, ports and GIDs are used, and what two
 //!   sides agree on: pure. [`survey`]: what this host has, read from the kernel's files.
 //! - `device`: an open device, and the datagrams by which connections begin. [`handshake`]: what these say: pure.
-//! - `connection`: small messages and large writes of one peer. `rail`: one of its queue pairs. `failover`: going
-//!   on without one. [`wire`]: encoding, pure.
+//! - `connection`: small messages of one peer. `writes`: its large ones. `rail`: one of its queue pairs. `ends`: when
+//!   the end of a message that several carried may be believed, pure; `fences`: the same on queue pairs. `failover`:
+//!   going on without one. [`wire`]: encoding, pure.
 //! - `registration`: memory that the devices know. `request`: numbers of requests. `watch`: sleeping.
 //! - [`verbs`]: the device interface: libibverbs, found at run time, behind owners that cannot be dropped in the
 //!   wrong order. The program starts and runs on a machine that has neither the library nor a device.
@@ -14,8 +15,10 @@
 pub mod choice;
 mod connection;
 mod device;
+mod ends;
 mod failover;
 mod farewell;
+mod fences;
 pub mod handshake;
 mod links;
 mod pulse;
@@ -27,6 +30,7 @@ pub mod transport;
 pub mod verbs;
 mod watch;
 pub mod wire;
+mod writes;
 
 #[cfg(test)]
 mod tests;
@@ -64,6 +68,8 @@ pub struct Config {
     pub depth: u32,
     /// How long to try to reach a peer.
     pub connect_timeout_ms: u64,
+    /// Bytes of a write, where several rails share a message: larger ones are striped over them.
+    pub stripe_bytes: u64,
     /// Bytes of lent memory that are pinned at a time, counted once per device.
     pub pinned_limit_bytes: u64,
     /// What the settings want of RDMA.
@@ -81,6 +87,7 @@ impl Config {
             eager_window_bytes: 1 << 20,
             depth: 128,
             connect_timeout_ms: 30_000,
+            stripe_bytes: 256 << 10,
             pinned_limit_bytes: 16 << 30,
             rdma: RdmaConfig::default(),
         }

@@ -27,8 +27,18 @@ impl RdmaTransport {
     /// Looks at what time may have brought.
     pub(super) fn feel_pulse(&mut self) {
         for at in 0..self.links.len() as u32 {
-            let Some(channel) = &mut self.links[at as usize].channel else { continue };
             let now_ms = self.now_ms;
+            let Some(channel) = &mut self.links[at as usize].channel else { continue };
+            if let Stage::Up(connection) = &mut channel.stage
+                && connection.deadline_ms(now_ms).is_some()
+            {
+                let verdict = match connection.look_at_deadlines(now_ms) {
+                    Verdict::On => connection.settle(&self.retired, &mut channel.matcher, &mut self.done),
+                    over => over,
+                };
+                self.conclude(at, verdict);
+            }
+            let Some(channel) = &mut self.links[at as usize].channel else { continue };
             let withdrawing = channel.matcher.is_withdrawing();
             let since = *channel.withdrawing_ms.get_or_insert(now_ms);
             if !withdrawing {
@@ -57,7 +67,11 @@ impl RdmaTransport {
         let channels = self.links.iter().filter_map(|l| l.channel.as_ref());
         let pulses = channels.filter(|c| c.is_up()).map(|c| {
             let withdrawn = c.withdrawing_ms.map_or(u64::MAX, |since| since + WITHDRAW_MS);
-            pulse_due_ms(c).min(withdrawn)
+            let failing = match &c.stage {
+                Stage::Up(connection) => connection.deadline_ms(self.now_ms),
+                Stage::None | Stage::Meeting(..) => None,
+            };
+            pulse_due_ms(c).min(withdrawn).min(failing.unwrap_or(u64::MAX))
         });
         pulses.chain(self.down.iter().map(|(_, since)| since + PORT_GRACE_MS)).min()
     }
@@ -132,16 +146,15 @@ impl RdmaTransport {
             let link = &mut self.links[at as usize];
             let Some(rail) = link.pairs.iter().position(|p| p.mine == device) else { continue };
             let cause = Cause::new(CauseKind::Reset, why);
-            let Some(Channel { stage, .. }) = link.channel.as_deref_mut() else { continue };
+            let Some(Channel { stage, matcher, .. }) = link.channel.as_deref_mut() else { continue };
             let verdict = match stage {
                 Stage::None => continue,
                 Stage::Meeting(..) => Verdict::Lost(cause),
-                Stage::Up(connection) => connection.port_failed(rail, cause, broke),
+                Stage::Up(connection) => {
+                    connection.after_failure(rail, (cause, broke), &self.retired, matcher, &mut self.done)
+                }
             };
-            if let Verdict::Lost(cause) = verdict {
-                self.lose(at, cause);
-            }
-            self.soil(at);
+            self.conclude(at, verdict);
         }
     }
 }

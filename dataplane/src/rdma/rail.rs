@@ -3,8 +3,10 @@
 //! Invariants (cited by the tests):
 //! - **Q2** A receive slot is read only between its completion and its next posting.
 
-use super::choice::{RailPair, RdmaConfig};
+use super::choice::{MAX_RAILS, RailPair, RdmaConfig};
 use super::device::{Device, Way};
+use super::ends::{FENCES, Speaker};
+use super::failover::DRAIN_MS;
 use super::registration::Pinned;
 use super::verbs::{
     Access, PostError, QueuePair, QueuePairKind, QueuePairSpec, ReadyToReceive, ReadyToSend, ReceiveRequest,
@@ -17,14 +19,15 @@ use std::sync::Arc;
 
 /// Receives that a peer may count on.
 pub(super) const RECEIVES: u32 = 64;
-/// Receives for messages about rails, beside those.
-const SPARE_RECEIVES: u32 = 2;
+/// Receives beside those: for fences, and for messages about rails, of which there is one for each that fails.
+const SPARE_RECEIVES: u32 = FENCES + MAX_RAILS as u32;
 /// Messages to one peer that may be under way.
 pub(super) const SENDS: u32 = 64;
 /// Writes on one rail that may be under way.
 pub(super) const WRITES: usize = 8;
-/// Requests of the send queue: messages, writes (one more than the limit can slip in), one about rails, a pulse.
-const REQUESTS: u32 = SENDS + WRITES as u32 + 3;
+/// Requests of the send queue: messages, writes (one more than the limit can slip in), a pulse, fences, and messages
+/// about rails.
+const REQUESTS: u32 = SENDS + WRITES as u32 + 2 + SPARE_RECEIVES;
 /// Messages up to this many bytes travel in the request itself, where the device can.
 const INLINE_BYTES: u32 = 256;
 /// Code of the pause after a message found no receive, which does not happen: 0.64 ms.
@@ -48,7 +51,7 @@ pub(super) struct Write {
     pub(super) to: SlotId,
     pub(super) place: Place,
     /// This process's keys, by rail.
-    pub(super) lkeys: [u32; super::choice::MAX_RAILS],
+    pub(super) lkeys: [u32; MAX_RAILS],
     /// Number among the messages, where it tells of the end itself.
     pub(super) told: Option<u32>,
 }
@@ -58,7 +61,7 @@ pub(super) struct Rail {
     pub(super) device: usize,
     // Before the ring: a queue pair's drop ends what it does with the ring's memory.
     pair: Option<QueuePair>,
-    ring: Pinned,
+    ring: Option<Pinned>,
     slot_bytes: usize,
     psn: u32,
     pub(super) max_write_bytes: u64,
@@ -74,7 +77,12 @@ pub(super) struct Rail {
     pub(super) pulsing: bool,
     /// Receives to post again of which the peer did not count on.
     pub(super) uncounted: u32,
-    stopped: bool,
+    /// What this side says of ends, and the peer's fences that are to be given back.
+    pub(super) fences: Speaker,
+    pub(super) fences_owed: u32,
+    /// It has failed: nothing more is posted.
+    failed: bool,
+    stopped_ms: Option<u64>,
 }
 
 impl Rail {
@@ -119,7 +127,7 @@ impl Rail {
         let mut rail = Rail {
             device,
             pair: Some(pair),
-            ring,
+            ring: Some(ring),
             slot_bytes,
             psn,
             max_write_bytes: u64::from(on.port.max_message_bytes).max(1),
@@ -131,7 +139,10 @@ impl Rail {
             posted: 0,
             pulsing: false,
             uncounted: 0,
-            stopped: false,
+            fences: Speaker::default(),
+            fences_owed: 0,
+            failed: false,
+            stopped_ms: None,
         };
         let posted = rail.post_receives(receive_id);
         posted.map_err(|e| VerbsError::Call {
@@ -173,8 +184,29 @@ impl Rail {
         })
     }
 
+    /// Whether it carries data.
     pub(super) fn is_alive(&self) -> bool {
-        self.pair.is_some()
+        self.pair.is_some() && !self.failed
+    }
+
+    /// Whether nothing of the peer's can come in here any more.
+    pub(super) fn is_down(&self) -> bool {
+        self.pair.is_none()
+    }
+
+    /// Whether it has failed, and all that had come in was taken.
+    pub(super) fn is_drained(&self) -> bool {
+        self.failed && self.pair.is_some() && self.posted == 0
+    }
+
+    /// Whether it has been stopped for longer than it may take to end its requests.
+    pub(super) fn is_stuck(&mut self, now_ms: u64) -> bool {
+        self.failed && self.pair.is_some() && now_ms >= *self.stopped_ms.get_or_insert(now_ms) + DRAIN_MS
+    }
+
+    /// When [`Self::is_stuck`] is to be asked next, if it is stopped.
+    pub(super) fn drain_due_ms(&self, now_ms: u64) -> Option<u64> {
+        (self.failed && self.pair.is_some()).then(|| self.stopped_ms.map_or(now_ms, |since| since + DRAIN_MS))
     }
 
     /// Whether this queue pair is the rail's.
@@ -187,12 +219,22 @@ impl Rail {
         self.is_alive() && self.writes.len() < WRITES
     }
 
+    /// Marks it as failed. `false`: it was already.
+    pub(super) fn fail(&mut self) -> bool {
+        // What is posted from now on might never end.
+        !std::mem::replace(&mut self.failed, true)
+    }
+
     /// Lets the device end all requests, so that what came in before can be told from what did not. `false`: it cannot.
     pub(super) fn stop(&mut self) -> bool {
-        // What is posted from now on might never end.
-        self.stopped = true;
         let Some(pair) = &mut self.pair else { return false };
         pair.to_error().inspect_err(|why| tracing::warn!("{why}")).is_ok()
+    }
+
+    /// Breaks it as a failing device would.
+    #[cfg(test)]
+    pub(super) fn break_down(&mut self) {
+        self.stop();
     }
 
     /// Takes the queue pair down: nothing of the peer's comes in here any more.
@@ -249,11 +291,17 @@ impl Rail {
         self.post(&request(wr_id, SendOp::Write { remote: 0, rkey: 0 }, &[], true, false))
     }
 
+    /// Posts a fence.
+    pub(super) fn fence(&mut self, wr_id: u64, imm: u32) -> Result<(), Cause> {
+        self.post(&request(wr_id, SendOp::WriteWithImm { remote: 0, rkey: 0, imm }, &[], true, false))
+    }
+
     /// The message in a slot whose receive has completed.
     pub(super) fn message(&mut self, slot: u32, len: usize) -> &[u8] {
         let at = slot as usize * self.slot_bytes;
+        let Some(ring) = &self.ring else { return &[] };
         // SAFETY: the caller has the slot's completion, and gives it to `again` after this (Q2).
-        unsafe { self.ring.bytes(at, len.min(self.slot_bytes)) }
+        unsafe { ring.bytes(at, len.min(self.slot_bytes)) }
     }
 
     /// A receive has completed.
@@ -269,14 +317,16 @@ impl Rail {
     /// Posts the receives that have been read; how many of those that the peer counts on.
     pub(super) fn post_receives(&mut self, wr_id: impl Fn(u32) -> u64) -> Result<u32, PostError> {
         let mut count = 0;
-        if self.stopped {
+        if self.failed {
             return Ok(0);
         }
-        while let (Some(slot), Some(pair)) = (self.again.last().copied(), &mut self.pair) {
+        while let (Some(slot), Some(pair), Some(ring)) =
+            (self.again.last().copied(), &mut self.pair, &self.ring)
+        {
             let piece = Sge {
-                addr: self.ring.address(slot as usize * self.slot_bytes),
+                addr: ring.address(slot as usize * self.slot_bytes),
                 len: self.slot_bytes as u32,
-                lkey: self.ring.lkey(0),
+                lkey: ring.lkey(0),
             };
             let request = ReceiveRequest { wr_id: wr_id(slot), sges: &[piece] };
             // SAFETY: the slot has been read (Q2), and the ring outlives the queue pair.

@@ -21,6 +21,8 @@ pub(super) enum Kind {
     HelloLeft = 6,
     /// A message about rails.
     About = 7,
+    /// What tells that all before it on its rail is there: see `ends`.
+    Fence = 8,
 }
 
 /// Most links of a transport, and most of what `aux` counts, in bits.
@@ -61,6 +63,7 @@ impl WrId {
             5 => Kind::HelloHeard,
             6 => Kind::HelloLeft,
             7 => Kind::About,
+            8 => Kind::Fence,
             _ => return None,
         };
         Some(WrId {
@@ -83,7 +86,8 @@ mod tests {
 
     #[test]
     fn numbers_come_back_as_they_were() {
-        for kind in [Kind::Receive, Kind::Send, Kind::Write, Kind::Pulse, Kind::HelloHeard, Kind::HelloLeft] {
+        let of_links = [Kind::Receive, Kind::Send, Kind::Write, Kind::Pulse, Kind::About, Kind::Fence];
+        for kind in of_links.into_iter().chain([Kind::HelloHeard, Kind::HelloLeft]) {
             let id = WrId { kind, generation: 0xabc, link: 0xfed_cba, aux: 0x123_456 };
             assert_eq!(WrId::unpack(id.pack()), Some(id));
         }

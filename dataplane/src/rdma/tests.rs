@@ -4,7 +4,7 @@
 use super::choice::{Choice, RdmaConfig, choose};
 use super::survey;
 use super::{Config, RdmaTransport};
-use crate::transport::conformance::{Depth, Mode, Rig, Skip};
+use crate::transport::conformance::{Depth, Mode, Rig, Skip, run_one};
 use crate::transport::{Peer, Transport};
 
 /// Says whether a missing device fails the tests, as where it is known to be there: `require`.
@@ -25,11 +25,14 @@ fn rails(config: &RdmaConfig) -> Result<Choice, Skip> {
     })
 }
 
-/// One device for each member, in turn, so that packets really travel.
-fn open(me: u32, choice: &Choice, mode: Mode) -> Box<dyn Transport> {
-    let rail = choice.rails[me as usize % choice.rails.len()].clone();
-    let mine = Choice { rails: vec![rail], verdicts: Vec::new() };
+/// `rails` devices for each member, in turn, so that packets really travel.
+fn open(me: u32, choice: &Choice, mode: Mode, rails: usize) -> Box<dyn Transport> {
+    let mut mine = Choice { rails: choice.rails.clone(), verdicts: Vec::new() };
+    mine.rails.rotate_left(me as usize % choice.rails.len());
+    mine.rails.truncate(rails);
     let mut config = Config::new(me, [7; 16], 1000 + u64::from(me));
+    // So that what is over the eager limit has stripes.
+    config.stripe_bytes = 4096;
     config.connect_timeout_ms = 5_000;
     config.rdma.timeout = 14;
     if mode.depth == Depth::One {
@@ -49,17 +52,49 @@ impl Rig for Devices {
             return Err(Skip::new("a wire that reorders"));
         }
         let choice = rails(&RdmaConfig::default())?;
-        Ok((0..n).map(|me| open(me, &choice, mode)).collect())
+        Ok((0..n).map(|me| open(me, &choice, mode, 1)).collect())
     }
 }
 
 crate::transport_conformance!(Devices);
 
+/// Members with two rails each.
+struct TwoRails;
+
+impl Rig for TwoRails {
+    fn members(&mut self, n: u32, mode: Mode) -> Result<Vec<Box<dyn Transport>>, Skip> {
+        if mode.reorder {
+            return Err(Skip::new("a wire that reorders"));
+        }
+        let choice = rails(&RdmaConfig::default())?;
+        if choice.rails.len() < 2 {
+            return Err(Skip::new("a second device"));
+        }
+        Ok((0..n).map(|me| open(me, &choice, mode, 2)).collect())
+    }
+}
+
+/// The checks of the suite in which the end of a striped message matters.
+#[test]
+fn two_rails_conform() {
+    for check in [
+        "every_size_arrives_whole",
+        "random_traffic_between_all",
+        "both_directions_stream_at_once",
+        "cancel_at_every_stage",
+        "a_goodbye_comes_after_what_was_sent",
+        "leaving_flushes_what_is_queued",
+        "messages_rouse_a_sleeper",
+    ] {
+        run_one(&mut TwoRails, check);
+    }
+}
+
 #[test]
 fn peers_may_be_this_process_itself() {
     let Ok(choice) = rails(&RdmaConfig::default()) else { return };
     let mode = Mode { eager: true, depth: Depth::Own, reorder: false };
-    let (a, mut b) = (open(0, &choice, mode), open(1, &choice, mode));
+    let (a, mut b) = (open(0, &choice, mode, 1), open(1, &choice, mode, 1));
     assert_eq!(b.connect(Peer(0), &a.address()), Ok(()));
 }
 
@@ -68,6 +103,7 @@ mod rails {
     use super::super::choice::{Choice, RdmaConfig};
     use super::super::{Config, RdmaTransport};
     use crate::memory::{Pool, Region};
+    use crate::transport::seed::Seeded;
     use crate::transport::{Event, Op, OpId, Peer, Stamp, Tag, Transport};
     use std::time::{Duration, Instant};
 
@@ -82,16 +118,22 @@ mod rails {
     }
 
     fn two(eager_bytes: u32) -> Option<Two> {
+        several(eager_bytes, 1)
+    }
+
+    /// Each device as that many rails.
+    fn several(eager_bytes: u32, copies: usize) -> Option<Two> {
         let choice = super::rails(&RdmaConfig::default()).ok()?;
         if choice.rails.len() < 2 {
             println!("skipped: a second device is missing");
             return None;
         }
         let open = |me: u32| {
-            let mut rails = choice.rails.clone();
+            let mut rails: Vec<_> = (0..copies).flat_map(|_| choice.rails.clone()).collect();
             rails.rotate_left(me as usize);
             let mut config = Config::new(me, [1; 16], 50 + u64::from(me));
             config.eager_bytes = eager_bytes;
+            config.stripe_bytes = 32 << 10;
             config.rdma.timeout = 14;
             RdmaTransport::open(config, &Choice { rails, verdicts: Vec::new() }).unwrap()
         };
@@ -203,6 +245,35 @@ mod rails {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn as_long_as_one_rail_is_left_messages_go_on() {
+        // F1, F2: four rails, of which up to three fail, on one side or the other, whenever.
+        for seed in 0..12 {
+            let mut random = Seeded::of(seed, 0, 0);
+            let Some(mut two) = several([0, 8192][seed as usize % 2], 2) else { return };
+            println!("seed {seed}");
+            let warm = two.post(&[10]);
+            two.finish(warm, vec![]);
+            let mut rails = [0, 1, 2, 3];
+            for i in 0..4 {
+                rails.swap(i, random.below(4) as usize);
+            }
+            let at_once = random.below(2) == 0;
+            let mut breaks = Vec::new();
+            for rail in &rails[..1 + random.below(3) as usize] {
+                let at = if at_once { 5 } else { random.below(40) as usize };
+                breaks.push((at, random.below(2) as usize, *rail));
+                if random.below(3) == 0 {
+                    breaks.push((at, 0, *rail));
+                }
+            }
+            let posted = two.post(&[1 << 20, 0, 7, 4096, 200_000, 300_000, 2 << 20, 1]);
+            two.finish(posted, breaks);
+            let again = two.post(&[100, 70_000, 1 << 20]);
+            two.finish(again, vec![]);
         }
     }
 

@@ -76,7 +76,7 @@ pub struct RdmaTransport {
     pub(super) down: Vec<(usize, u64)>,
     /// The last hellos of peers that are not introduced yet.
     pub(super) strangers: HashMap<u32, Hello>,
-    retired: Retired,
+    pub(super) retired: Retired,
     pub(super) done: Vec<Event>,
     /// Events before this one have had their holds given back.
     let_go: usize,
@@ -233,7 +233,7 @@ impl RdmaTransport {
                     self.hear(hello);
                 }
             }
-            Kind::Receive | Kind::Send | Kind::Write | Kind::Pulse | Kind::About => {
+            Kind::Receive | Kind::Send | Kind::Write | Kind::Pulse | Kind::About | Kind::Fence => {
                 self.take_of_link(id, device, wc)
             }
         }
@@ -253,6 +253,7 @@ impl RdmaTransport {
             return;
         }
         *sign_ms = now_ms;
+        self.must_look |= !wc.is_success();
         let heard = meeting.is_some();
         if let Some(meeting) = meeting
             && id.kind == Kind::Receive
@@ -265,13 +266,20 @@ impl RdmaTransport {
             Kind::Receive => {
                 connection.after_receive(id.aux, (device, wc), devices, (peer, &self.retired), matcher, done)
             }
-            _ => connection.after_request(id, (device, wc), devices, matcher, done),
+            _ => connection.after_request(id, (device, wc), devices, &self.retired, matcher, done),
         };
         match verdict {
             Verdict::On if heard => self.finish_meeting(id.link),
-            Verdict::On => self.soil(id.link),
-            Verdict::Left => self.part(id.link),
-            Verdict::Lost(cause) => self.lose(id.link, cause),
+            verdict => self.conclude(id.link, verdict),
+        }
+    }
+
+    /// Does what a connection has come to.
+    pub(super) fn conclude(&mut self, at: u32, verdict: Verdict) {
+        match verdict {
+            Verdict::On => self.soil(at),
+            Verdict::Left => self.part(at),
+            Verdict::Lost(cause) => self.lose(at, cause),
         }
     }
 
@@ -336,7 +344,7 @@ impl RdmaTransport {
         else {
             panic!("peer {} is not connected", peer.0);
         };
-        connection.rails[rail].stop();
+        connection.rails[rail].break_down();
     }
 
     /// How the payload of what was sent to a peer has travelled so far, while it is connected.

@@ -33,6 +33,56 @@ pub enum WireError {
     },
 }
 
+/// What a [`Kind::Rail`] frame says: the rail is in `slot`, what is said of it in `offset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AboutRail {
+    /// The speaker's end is down.
+    Down {
+        /// The rail.
+        rail: usize,
+    },
+    /// The control rail is down, and all that had come in was taken. Not one of the messages that are counted.
+    Resumed {
+        /// The rail.
+        rail: usize,
+        /// Messages that were taken so far, modulo 2^32.
+        taken: u32,
+        /// Rails that are left to the speaker, a bit each.
+        alive: u32,
+    },
+    /// Receives of fences were posted again.
+    FencesBack {
+        /// The rail.
+        rail: usize,
+        /// How many.
+        count: u32,
+    },
+}
+
+impl AboutRail {
+    /// As a frame.
+    pub fn frame(self) -> Frame {
+        let (rail, offset, length, seq) = match self {
+            AboutRail::Down { rail } => (rail, 0, 0, 0),
+            AboutRail::Resumed { rail, taken, alive } => (rail, 1, taken, alive),
+            AboutRail::FencesBack { rail, count } => (rail, 2, count, 0),
+        };
+        Frame { slot: rail as u64, offset, length: length.into(), seq, ..Frame::bare(Kind::Rail) }
+    }
+
+    /// What a frame of this kind says, or `None` where it is none of these.
+    pub fn of(frame: &Frame) -> Option<AboutRail> {
+        let rail = usize::try_from(frame.slot).ok().filter(|rail| *rail < MAX_RAILS)?;
+        let number = u32::try_from(frame.length).ok()?;
+        match frame.offset {
+            0 => Some(AboutRail::Down { rail }),
+            1 => Some(AboutRail::Resumed { rail, taken: number, alive: frame.seq }),
+            2 => Some(AboutRail::FencesBack { rail, count: number }),
+            _ => None,
+        }
+    }
+}
+
 /// Writes a message without its payload; returns its length. `into` holds at least a header and a place.
 pub fn encode(frame: &Frame, receives: u8, into: &mut [u8]) -> usize {
     let mut head = header::encode(frame);
@@ -99,6 +149,24 @@ mod tests {
         let bare = Frame { place: Place::default(), ..frame };
         let n = encode(&bare, 0, &mut bytes);
         assert_eq!(decode(&bytes[..n]), Ok((bare, 0, &[][..])));
+    }
+
+    #[test]
+    fn what_is_said_of_rails_comes_back() {
+        let said = [
+            AboutRail::Down { rail: 3 },
+            AboutRail::Resumed { rail: 1, taken: u32::MAX, alive: 0b1010 },
+            AboutRail::FencesBack { rail: 0, count: 4 },
+        ];
+        for about in said {
+            let mut bytes = [0; 100];
+            let n = encode(&about.frame(), 3, &mut bytes);
+            let (frame, receives, _) = decode(&bytes[..n]).unwrap();
+            assert_eq!((AboutRail::of(&frame), receives), (Some(about), 3));
+        }
+        let odd =
+            [Frame { slot: 4, ..Frame::bare(Kind::Rail) }, Frame { offset: 3, ..Frame::bare(Kind::Rail) }];
+        assert!(odd.iter().all(|frame| AboutRail::of(frame).is_none()));
     }
 
     #[test]

@@ -69,13 +69,15 @@ pub enum Kind {
     Data,
     /// Nothing but `credit`.
     Credit,
-    /// The sender takes its half back.
+    /// The sender takes its half back; `offset` as in `Landed`.
     CancelSend,
     /// The receiver takes its half back. With a `slot`, its place has an address: the sender is to say `Withdrawn`.
     CancelRecv,
-    /// The sender will write no more to `slot`, and all that it has written is there.
+    /// The sender will write no more to `slot`, and its devices have written all; `offset` as in `Landed`.
     Withdrawn,
-    /// All of the message is in `slot`: it was written by several devices, of which none knows of the others.
+    /// All of the message was written to `slot`, by several devices, of which none knows of the others. Bit `r` of
+    /// `offset` says that rail `r` carried bytes of it. That they are visible is for the receiving transport to find
+    /// out before the frame is accepted.
     Landed,
     /// A note of `length` bytes follows.
     Note,
@@ -123,7 +125,7 @@ pub struct Frame {
     pub slot: u64,
     /// In `Cts`, and in `Data` for the sending side's own use: where the place is, for one-sided writes.
     pub place: Place,
-    /// Where this payload begins in the message.
+    /// Where this payload begins in the message; in the ends of a message, the rails that carried it.
     pub offset: u64,
 }
 
@@ -274,6 +276,8 @@ struct SendOp {
     last: bool,
     /// Several devices write it: its end is told by a frame.
     striped: bool,
+    /// The rails that carried bytes of it, a bit each.
+    rails: u64,
     ending: Option<Ending>,
 }
 
@@ -433,6 +437,7 @@ impl Matcher {
                     sent: 0,
                     last: false,
                     striped: false,
+                    rails: 0,
                     ending: None,
                 };
                 self.begin_send(op, events);

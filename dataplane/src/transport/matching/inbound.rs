@@ -276,8 +276,10 @@ impl Matcher {
             self.send_keys.remove(&key);
             self.streams.retain(|s| *s != slot);
             if let Some(op) = self.sends.take(slot) {
+                self.confirm(place, op.rails);
                 done(events, op.id, Ok(()), op.bytes);
             }
+            return Ok(());
         } else if !over && self.send_ahead(key) {
             if self.cts.len() >= MAX_PARKED {
                 return Err(Violation::Parked);
@@ -288,7 +290,7 @@ impl Matcher {
             self.end_send(slot, Ending::Discarded { place });
             return Ok(());
         }
-        self.confirm(place);
+        self.confirm(place, 0);
         Ok(())
     }
 

@@ -1,7 +1,8 @@
 //! The sending half: announcing, matching, and cutting messages into frames.
 
 use super::{
-    Cts, Ending, FRAME_BYTES, Frame, Kind, Matcher, Out, Place, SendOp, SendState, SlotId, done, keyed, units,
+    Cts, Ending, FRAME_BYTES, Frame, Kind, MAX_RAILS, Matcher, Out, Place, SendOp, SendState, SlotId, done,
+    keyed, units,
 };
 use crate::memory::ReadLease;
 use crate::transport::op::{Event, OpError, OpId};
@@ -83,7 +84,7 @@ impl Matcher {
             self.credit += units(op.bytes.len() as u64);
         }
         self.streams.retain(|s| *s != slot);
-        self.out.push_back(Out::Control(keyed(Kind::CancelSend, op.key)));
+        self.out.push_back(Out::Control(Frame { offset: op.rails, ..keyed(Kind::CancelSend, op.key) }));
         done(events, op.id, Err(OpError::Cancelled), op.bytes);
     }
 
@@ -99,20 +100,22 @@ impl Matcher {
     fn let_go(&mut self, op: SendOp, ending: Ending, events: &mut Vec<Event>) {
         match ending {
             Ending::Cancelled => {
-                self.out.push_back(Out::Control(keyed(Kind::CancelSend, op.key)));
+                let frame = Frame { offset: op.rails, ..keyed(Kind::CancelSend, op.key) };
+                self.out.push_back(Out::Control(frame));
                 done(events, op.id, Err(OpError::Cancelled), op.bytes);
             }
             Ending::Discarded { place } => {
-                self.confirm(place);
+                self.confirm(place, op.rails);
                 done(events, op.id, Ok(()), op.bytes);
             }
         }
     }
 
-    /// Tells the peer that nothing more will be written to a place that it has taken back; 0 is no place.
-    pub(super) fn confirm(&mut self, place: u64) {
+    /// Tells the peer that nothing more will be written to a place that it has taken back, which these rails carried
+    /// bytes of; 0 is no place.
+    pub(super) fn confirm(&mut self, place: u64, rails: u64) {
         if place != 0 {
-            let frame = Frame { slot: place, ..Frame::bare(Kind::Withdrawn) };
+            let frame = Frame { slot: place, offset: rails, ..Frame::bare(Kind::Withdrawn) };
             self.out.push_back(Out::Control(frame));
         }
     }
@@ -206,6 +209,13 @@ impl Matcher {
         }
     }
 
+    /// A rail carries bytes of this send.
+    pub fn carried(&mut self, slot: SlotId, rail: usize) {
+        if let Some(op) = self.sends.get_mut(slot) {
+            op.rails |= 1 << (rail % MAX_RAILS);
+        }
+    }
+
     /// Whether [`Self::stripe`] was said of it.
     pub fn is_striped(&self, slot: SlotId) -> bool {
         self.sends.get(slot).is_some_and(|op| op.striped)
@@ -225,7 +235,8 @@ impl Matcher {
         match (op.ending, op.state) {
             (Some(ending), _) => self.let_go(op, ending, events),
             (None, SendState::Streaming { to, .. }) if op.striped => {
-                self.out.push_back(Out::Control(Frame { slot: to, ..Frame::bare(Kind::Landed) }));
+                let frame = Frame { slot: to, offset: op.rails, ..Frame::bare(Kind::Landed) };
+                self.out.push_back(Out::Control(frame));
                 done(events, op.id, Ok(()), op.bytes);
             }
             (None, _) => done(events, op.id, Ok(()), op.bytes),
