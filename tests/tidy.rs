@@ -33,6 +33,7 @@ const PURE: [&str; 14] = [
     "dataplane/src/rendezvous/key.rs",
     "dataplane/src/rendezvous/table",
     "dataplane/src/rendezvous/value.rs",
+    "dataplane/src/rendezvous/wire.rs",
 ];
 
 /// What a pure module must not name.

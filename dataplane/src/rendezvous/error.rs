@@ -1,9 +1,9 @@
 //! Why a value did not come, or was not taken.
 
-use super::peer::PeerInfo;
+use super::peer::{PeerInfo, PeerLoss};
 use super::table::{StepId, Why};
 use crate::memory::AllocError;
-use crate::transport::{Cause, Peer};
+use crate::transport::Peer;
 
 /// Why a send or a receive failed. It names the step, the key and the other task.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -55,16 +55,14 @@ pub enum RendezvousError {
         timed_out: bool,
     },
     /// The other task is lost.
-    #[error("{step}, {key}: {who} is lost: {cause}")]
+    #[error("{step}, {key}: {} is lost: {}", .loss.who, .loss.cause)]
     Lost {
         /// The step.
         step: StepId,
         /// The key.
         key: String,
-        /// The task, its host and its life.
-        who: PeerInfo,
-        /// What was seen.
-        cause: Cause,
+        /// The task, its host and its life, and what was seen.
+        loss: Box<PeerLoss>,
     },
     /// The other task is not known here.
     #[error("{step}, {key}: peer {} was never introduced: connect to it first", .peer.0)]
@@ -84,7 +82,7 @@ pub enum RendezvousError {
         /// The key.
         key: String,
         /// The task, its host and its life.
-        who: PeerInfo,
+        who: Box<PeerInfo>,
         /// Its words.
         message: String,
     },

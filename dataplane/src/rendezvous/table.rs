@@ -99,8 +99,8 @@ pub enum Received<V, W> {
 /// What was left in a step at its end, for the caller to tell and to drop.
 #[derive(Debug)]
 pub struct Rest<V, W> {
-    /// Who still waited, in the order in which they came.
-    pub waiters: Vec<W>,
+    /// Who still waited, with the numbers that they had, in the order in which they came.
+    pub waiters: Vec<(WaiterId, W)>,
     /// Values that nobody wanted.
     pub values: Vec<V>,
 }
@@ -395,7 +395,10 @@ impl<V, W> Table<V, W> {
         let Some(left) = self.steps.remove(&step) else { return Some(rest) };
         if left.waiting > 0 {
             let seats = self.seats(|w| w.step == step);
-            rest.waiters.extend(seats.into_iter().filter_map(|at| self.leave(at)).map(|w| w.who));
+            for at in seats {
+                let id = self.id(at);
+                rest.waiters.extend(self.leave(at).map(|w| (id, w.who)));
+            }
         }
         for kept in left.keys.into_values() {
             if let Kept::Value(value) = kept {

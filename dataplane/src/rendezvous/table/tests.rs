@@ -26,11 +26,11 @@ fn a_value_meets_its_waiter_whoever_comes_first() {
 fn the_first_reason_reaches_everybody() {
     // R3
     let mut table: Table<u32, &str> = Table::default();
-    table.wait_for_answer(STEP, "away").unwrap();
-    let _ = table.recv(STEP, &key(0), "here").unwrap();
+    let away = table.wait_for_answer(STEP, "away").unwrap();
+    let Ok(Received::Waits(here)) = table.recv(STEP, &key(0), "here") else { panic!() };
     table.send(STEP, &key(1), 5).unwrap();
     let rest = table.abort(STEP, Why::new(3, "no memory")).unwrap();
-    assert_eq!((rest.waiters, rest.values), (vec!["away", "here"], vec![5]));
+    assert_eq!((rest.waiters, rest.values), (vec![(away, "away"), (here, "here")], vec![5]));
     assert!(table.abort(STEP, Why::new(4, "later")).is_none() && table.cleanup(STEP).is_none());
     let ended = Refusal::Ended(Ended::Aborted(Why::new(3, "no memory")));
     assert_eq!(table.send(STEP, &key(0), 1).unwrap_err(), ended);
@@ -143,7 +143,8 @@ fn play(seed: u64) {
                 let mut waiters: BTreeSet<u64> =
                     model.waiting.iter().filter(|((s, _), _)| *s == step).map(|(_, w)| *w).collect();
                 waiters.extend(model.away.iter().filter(|(_, s)| **s == step).map(|(w, _)| *w));
-                assert_eq!(rest.waiters, waiters.iter().copied().collect::<Vec<_>>(), "seed {seed}, R2");
+                let left: Vec<_> = waiters.iter().map(|who| (ids[who], *who)).collect();
+                assert_eq!(rest.waiters, left, "seed {seed}, R2");
                 let values: BTreeSet<u64> =
                     model.values.iter().filter(|((s, _), _)| *s == step).map(|(_, v)| *v).collect();
                 assert_eq!(rest.values.into_iter().collect::<BTreeSet<_>>(), values, "seed {seed}");
