@@ -52,6 +52,7 @@ fn main() -> ExitCode {
                 total.barriers_passed += report.barriers_passed;
                 total.barriers_failed += report.barriers_failed;
                 total.groups += report.groups;
+                total.ends_seen += report.ends_seen;
                 total.store_answers += report.store_answers;
                 total.time = total.time.max(report.time);
             }
@@ -63,13 +64,14 @@ fn main() -> ExitCode {
     }
     println!(
         "{seeds} seeds from {from} of {tasks} tasks in {:.1} s: no violation.\n\
-         {} happenings, {} losses, {} barriers passed, {} failed, {} groups, {} store answers, longest run {}",
+         {} happenings, {} losses, {} barriers passed, {} failed, {} groups, {} ends seen by a launcher, {} store answers, longest run {}",
         begun.elapsed().as_secs_f64(),
         total.happenings,
         total.losses,
         total.barriers_passed,
         total.barriers_failed,
         total.groups,
+        total.ends_seen,
         total.store_answers,
         total.time
     );

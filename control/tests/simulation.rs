@@ -24,6 +24,7 @@ fn run_all(tasks: u32, usual: std::ops::Range<u64>) -> Report {
                 total.barriers_passed += report.barriers_passed;
                 total.barriers_failed += report.barriers_failed;
                 total.groups += report.groups;
+                total.ends_seen += report.ends_seen;
                 total.store_answers += report.store_answers;
             }
             Err(violation) => panic!("seed {seed}, {tasks} tasks:\n{violation}"),
@@ -39,7 +40,7 @@ fn many_seeds_of_sixteen_tasks() {
         // The chaos is real: each kind of thing that is checked did happen.
         assert!(total.losses > 100, "{total:?}");
         assert!(total.barriers_passed > 100 && total.barriers_failed > 100, "{total:?}");
-        assert!(total.groups > 100 && total.store_answers > 1000, "{total:?}");
+        assert!(total.groups > 100 && total.ends_seen > 100 && total.store_answers > 1000, "{total:?}");
     }
 }
 

@@ -23,6 +23,17 @@ use std::time::Instant;
 /// those that it is connected to, and they tell on.
 const TELL_ALL_MEMBERS: usize = 64;
 
+/// What the loss of a rank is to those who needed it. Where this side is the reason, it is this rank that ends the
+/// communicator, and the other is not blamed.
+fn lost(group: &Group, rank: u32, during: During, cause: &Cause) -> CollectiveError {
+    let who = group.who(rank);
+    if cause.kind == CauseKind::Local {
+        let message = format!("no way to {who}: {}", cause.evidence);
+        return CollectiveError::Aborted { who: group.who(group.info.my_rank), during, message };
+    }
+    CollectiveError::Lost { who, during, kind: cause.kind, evidence: cause.evidence.clone() }
+}
+
 impl Core {
     /// A run found that it cannot go on: its communicator is dead.
     pub(super) fn fault(&mut self, slot: u16, fault: Fault) {
@@ -31,12 +42,7 @@ impl Core {
         let Some(group) = self.groups[index].as_ref() else { return };
         let during = During::Call(call);
         let error = match fault {
-            Fault::Gone { rank, cause } => CollectiveError::Lost {
-                who: group.who(rank),
-                during,
-                kind: cause.kind,
-                evidence: cause.evidence,
-            },
+            Fault::Gone { rank, cause } => lost(group, rank, during, &cause),
             Fault::Mismatch { rank, theirs } => match Call::from_stamp(&theirs) {
                 Some(theirs) if theirs == call => CollectiveError::Transport {
                     who: group.who(rank),
@@ -129,12 +135,7 @@ impl Core {
         for index in 0..self.groups.len() {
             let Some(group) = self.groups[index].as_ref() else { continue };
             let Some(rank) = group.rank_of(peer) else { continue };
-            let error = CollectiveError::Lost {
-                who: group.who(rank),
-                during: self.doing(index),
-                kind: cause.kind,
-                evidence: cause.evidence.clone(),
-            };
+            let error = lost(group, rank, self.doing(index), cause);
             self.fail(index, error, None);
         }
     }

@@ -1,6 +1,7 @@
 //! Where the pure machines of [`crate::core`] meet clocks and sockets.
 //!
-//! - `driver` feeds a machine; `convert` turns wire messages into what machines understand, and back.
+//! - `driver` feeds a machine; `convert` turns wire messages into what machines understand, and back;
+//!   `inspected` looks at how a connection begins.
 //! - [`serve`] is the coordination service behind a port; [`client`] is the agent in each task.
 
 pub mod client;
@@ -8,6 +9,7 @@ pub mod serve;
 
 mod convert;
 mod driver;
+mod inspected;
 
 /// Longest message in either direction: a value of 64 MiB and its envelope.
 pub const MESSAGE_LIMIT_BYTES: usize = (64 << 20) + (1 << 20);

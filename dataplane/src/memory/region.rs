@@ -39,6 +39,25 @@ unsafe impl Sync for Mapping {}
 /// that it is registered once and not for each call.
 static LIVE: RwLock<BTreeMap<usize, (usize, Weak<Mapping>)>> = RwLock::new(BTreeMap::new());
 
+/// Mappings of pools that have been unmapped.
+static UNMAPPED: AtomicU64 = AtomicU64::new(0);
+
+/// How many blocks of pools this process has unmapped so far: a cheap look at whether any [`Trace`] can have changed.
+pub fn unmapped_blocks() -> u64 {
+    UNMAPPED.load(Ordering::Acquire)
+}
+
+/// Tells whether a pool's block is still mapped, without keeping it so.
+#[derive(Clone, Debug)]
+pub struct Trace(Weak<Mapping>);
+
+impl Trace {
+    /// Whether the last owner and lease have let go.
+    pub fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
 impl Mapping {
     /// A new mapping of one mmap call.
     pub(super) fn new(base: NonNull<u8>, len: usize) -> Arc<Mapping> {
@@ -62,6 +81,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // Before the address can be another mapping's.
         LIVE.write().unwrap_or_else(PoisonError::into_inner).remove(&self.base.as_ptr().addr());
+        UNMAPPED.fetch_add(1, Ordering::Release);
         // SAFETY: `base` and `len` are those of one mmap call, and this is the last reference to it (I2).
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         if let Err(e) = unmapped {
@@ -200,6 +220,11 @@ impl Region {
     /// All of its memory, for registration.
     pub fn block(&self) -> Block {
         Block::new(self.id, (self.base, self.len), self.keep.clone())
+    }
+
+    /// The life of the block that it is made of; `None` for borrowed memory.
+    pub fn trace(&self) -> Option<Trace> {
+        self.keep.as_ref().map(|mapping| Trace(Arc::downgrade(mapping)))
     }
 
     /// How many leases are out.

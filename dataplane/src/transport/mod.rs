@@ -6,10 +6,11 @@
 //!   give it another name.
 //! - [`loopback`]: threads of one process. [`seed`]: randomness that replays.
 //! - [`matching`]: which send belongs to which receive, for transports over a stream.
-//! - [`wake`]: how another thread rouses one that sleeps on a transport.
+//! - [`complaints`]: warnings about strangers, so many only. [`wake`]: how another thread rouses one that sleeps on a transport.
 #![forbid(unsafe_code)]
 
 pub mod caps;
+pub mod complaints;
 pub mod conformance;
 pub mod contract;
 pub mod fault;
@@ -23,6 +24,7 @@ pub mod trace;
 pub mod wake;
 
 pub use caps::Caps;
+pub use complaints::Complaints;
 pub use contract::{Address, ConnectError, RegionKey, RegisterError, Transport};
 pub use fault::{After, Fault, FaultHandle, FaultPlan, Faulty};
 pub use loopback::{Hub, Loopback, LoopbackConfig};

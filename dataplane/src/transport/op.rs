@@ -145,7 +145,7 @@ pub enum CauseKind {
     Left,
     /// The control plane reported it (missed heartbeats, a closed control connection).
     Reported,
-    /// This side closed it.
+    /// This side closed it, or could not go on by its own limits: the peer is not to blame.
     Local,
 }
 

@@ -7,6 +7,7 @@ use crate::transport::matching::Agreed;
 use crate::transport::{Cause, CauseKind};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::{Resource, getrlimit};
 use socket2::Socket;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ const FIRST_BACKOFF_MS: u64 = 1;
 const MAX_BACKOFF_MS: u64 = 100;
 /// How long one address may take to connect while there are others to try.
 const ONE_ADDRESS_MS: u64 = 1_000;
+/// How long this process may be out of file descriptors before a dial fails by that.
+const OWN_LIMIT_MS: u64 = 1_000;
 /// Failures that are remembered for the report.
 const MAX_ERRORS: usize = 6;
 
@@ -90,6 +93,21 @@ pub(super) fn same_token(a: &[u8; 16], b: &[u8; 16]) -> bool {
     std::hint::black_box(a.iter().zip(b).fold(0u8, |d, (x, y)| d | (x ^ y))) == 0
 }
 
+/// The limit of this process or host that an error is about.
+fn own_limit(error: &std::io::Error) -> Option<String> {
+    match Errno::from_io_error(error)? {
+        Errno::MFILE => {
+            let limit = getrlimit(Resource::Nofile).current;
+            let limit = limit.map_or_else(|| "its limit".to_owned(), |n| format!("its limit, {n}"));
+            Some(format!("this process has as many files open as {limit}: raise it (ulimit -n)"))
+        }
+        Errno::NFILE => {
+            Some("this host has as many files open as it may: raise fs.file-max (sysctl)".to_owned())
+        }
+        _ => None,
+    }
+}
+
 enum Attempt {
     Connecting { socket: Socket, to: SocketAddr, since: Instant },
     Greeted { socket: Socket, to: SocketAddr, reading: Reading },
@@ -102,6 +120,8 @@ pub(super) struct Dial {
     next: usize,
     attempt: Option<Attempt>,
     errors: Vec<String>,
+    /// Since when this side's own limit keeps it from dialling, and which.
+    own_limit: Option<(Instant, String)>,
     attempts: u32,
     began: Instant,
     deadline: Instant,
@@ -136,6 +156,7 @@ impl Dial {
             next: 0,
             attempt: None,
             errors: Vec::new(),
+            own_limit: None,
             attempts: 0,
             began: now,
             deadline: now + Duration::from_millis(timeout_ms),
@@ -207,11 +228,21 @@ impl Dial {
         self.attempts += 1;
         match device::dial(to, self.buffer_bytes) {
             Ok(socket) => {
+                self.own_limit = None;
                 self.attempt = Some(Attempt::Connecting { socket, to, since: now });
                 Dialled::Watch
             }
             Err(e) => {
                 self.note_failure(to, &e.to_string());
+                match own_limit(&e) {
+                    Some(why) => {
+                        let (since, _) = self.own_limit.get_or_insert((now, why));
+                        if now.duration_since(*since) >= Duration::from_millis(OWN_LIMIT_MS) {
+                            return Dialled::Failed(self.unreachable());
+                        }
+                    }
+                    None => self.own_limit = None,
+                }
                 Dialled::Waiting
             }
         }
@@ -282,6 +313,9 @@ impl Dial {
     }
 
     fn unreachable(&self) -> Cause {
+        if let Some((_, why)) = &self.own_limit {
+            return Cause::new(CauseKind::Local, format!("{why}, so that no socket could be made"));
+        }
         let waited_ms = self.began.elapsed().as_millis();
         let errors = if self.errors.is_empty() { "no answer".into() } else { self.errors.join("; ") };
         Cause::new(

@@ -1,6 +1,6 @@
 //! Regions that the kernel has mapped for good, so that reads and writes skip the page walk.
 
-use crate::memory::{Region, RegionId};
+use crate::memory::{Region, RegionId, Trace, unmapped_blocks};
 use crate::transport::{RegionKey, RegisterError};
 use io_uring::IoUring;
 use std::collections::HashMap;
@@ -11,11 +11,11 @@ const TABLE: usize = 1024;
 /// The kernel's limit for one buffer.
 const PIECE_BYTES: usize = 1 << 30;
 
-#[derive(Clone, Copy)]
 struct Entry {
     base: usize,
     len: usize,
     first: u16,
+    trace: Trace,
 }
 
 /// Where a span is registered.
@@ -31,6 +31,8 @@ pub(super) struct Registered {
 pub(super) struct Table {
     entries: HashMap<RegionId, Entry>,
     used: Vec<bool>,
+    /// Blocks that had been unmapped when this was last looked through for them.
+    swept: u64,
 }
 
 fn pieces(len: usize) -> usize {
@@ -40,7 +42,12 @@ fn pieces(len: usize) -> usize {
 impl Table {
     pub(super) fn new(ring: &IoUring) -> io::Result<Table> {
         ring.submitter().register_buffers_sparse(TABLE as u32)?;
-        Ok(Table { entries: HashMap::new(), used: vec![false; TABLE] })
+        Ok(Table { entries: HashMap::new(), used: vec![false; TABLE], swept: 0 })
+    }
+
+    #[cfg(test)]
+    pub(super) fn regions(&self) -> Vec<RegionId> {
+        self.entries.keys().copied().collect()
     }
 
     /// First of `n` free places in a row.
@@ -49,15 +56,16 @@ impl Table {
     }
 
     pub(super) fn add(&mut self, ring: &IoUring, region: &Region) -> Result<RegionKey, RegisterError> {
+        self.forget_unmapped(ring);
         match self.entries.get(&region.id()) {
             Some(known) if known.len >= region.len() => return Ok(RegionKey(known.first.into())),
             // A pool's block, registered when a shorter region was made of it.
             Some(_) => self.remove(ring, region.id()),
             None => {}
         }
-        if !region.is_owned() || region.is_empty() {
+        let Some(trace) = region.trace().filter(|_| !region.is_empty()) else {
             return Err(RegisterError::Useless);
-        }
+        };
         let (base, len) = (region.as_ptr() as usize, region.len());
         let n = pieces(len);
         let first = self.room(n).ok_or(RegisterError::TableFull { limit: TABLE })?;
@@ -73,8 +81,20 @@ impl Table {
         unsafe { ring.submitter().register_buffers_update(first as u32, &parts, None) }
             .map_err(|e| RegisterError::Refused { bytes: len, why: e.to_string() })?;
         self.used[first..first + n].fill(true);
-        self.entries.insert(region.id(), Entry { base, len, first: first as u16 });
+        self.entries.insert(region.id(), Entry { base, len, first: first as u16, trace });
         Ok(RegionKey(first as u64))
+    }
+
+    /// Gives up the entries whose memory is unmapped, so that the kernel frees their pages.
+    pub(super) fn forget_unmapped(&mut self, ring: &IoUring) {
+        let unmapped = unmapped_blocks();
+        if std::mem::replace(&mut self.swept, unmapped) == unmapped {
+            return;
+        }
+        let gone = self.entries.iter().filter(|(_, entry)| entry.trace.is_gone());
+        for region in gone.map(|(region, _)| *region).collect::<Vec<_>>() {
+            self.remove(ring, region);
+        }
     }
 
     pub(super) fn remove(&mut self, ring: &IoUring, region: RegionId) {

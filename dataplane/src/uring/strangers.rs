@@ -10,9 +10,8 @@ use super::watch::Token;
 use super::wire::{Greeting, Identity, Refusal};
 use super::{GREETING_TIMEOUT_MS, MAX_STRANGERS};
 use crate::transport::matching::UNIT_BYTES;
-use crate::transport::{Cause, CauseKind};
+use crate::transport::{Cause, CauseKind, Complaints};
 use socket2::Socket;
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -20,17 +19,13 @@ use std::time::{Duration, Instant};
 const ACCEPTS_PER_POLL: usize = 64;
 /// Pause after the process ran out of descriptors.
 const ACCEPT_PAUSE_MS: u64 = 100;
-/// Each source is complained about once in so long.
-const COMPLAINT_EVERY_MS: u64 = 60_000;
-/// Sources that are remembered as complained about.
-const MAX_COMPLAINTS: usize = 256;
 
 /// Accepted connections that have not said who they are, and those complained about.
 #[derive(Default)]
 pub(super) struct Door {
     strangers: Vec<Stranger>,
     next: u32,
-    complained: HashMap<IpAddr, Instant>,
+    complaints: Complaints,
     paused_until: Option<Instant>,
 }
 
@@ -44,16 +39,9 @@ impl Door {
     }
 
     fn complain(&mut self, from: SocketAddr, why: &str) {
-        let now = Instant::now();
-        let recent = Duration::from_millis(COMPLAINT_EVERY_MS);
-        if self.complained.get(&from.ip()).is_some_and(|at| now.duration_since(*at) < recent) {
-            return;
+        if self.complaints.due(from.ip(), Instant::now()) {
+            tracing::warn!("a connection from {from} was turned away: {why}");
         }
-        if self.complained.len() >= MAX_COMPLAINTS {
-            self.complained.clear();
-        }
-        self.complained.insert(from.ip(), now);
-        tracing::warn!("a connection from {from} was turned away: {why}");
     }
 }
 
@@ -98,9 +86,12 @@ impl TcpTransport {
     }
 
     fn pause_accepting(&mut self, e: &std::io::Error) {
-        tracing::warn!(
-            "accepting failed ({e}): trying again in {ACCEPT_PAUSE_MS} ms; raise ulimit -n if it persists"
-        );
+        // Its own address stands for this side.
+        if self.door.complaints.due(IpAddr::from([0; 4]), Instant::now()) {
+            tracing::warn!(
+                "accepting failed ({e}): trying again every {ACCEPT_PAUSE_MS} ms; raise ulimit -n if it persists"
+            );
+        }
         for listener in &self.listeners {
             self.watch.remove(listener);
         }

@@ -526,6 +526,7 @@ impl Transport for TcpTransport {
             }
         }
         self.must_watch = true;
+        self.driver.forget_unmapped();
         true
     }
 

@@ -7,7 +7,7 @@ use crate::engine::plan::{Request, What};
 use crate::reduce::ReduceOp;
 use crate::schedule::{Collective, LinkCosts};
 use ringway_dataplane::memory::DType;
-use ringway_dataplane::transport::{CauseKind, LoopbackConfig};
+use ringway_dataplane::transport::{Cause, CauseKind, LoopbackConfig, Peer};
 
 fn request(collective: Collective, count: usize) -> Request {
     Request {
@@ -341,6 +341,31 @@ fn an_abort_reaches_all_with_its_words() {
         let end = w.take(rank, slot).0;
         let Err(CollectiveError::Aborted { who, message, .. }) = end else { panic!("{end:?}") };
         assert_eq!((who.rank, &message[..]), (3, "loss is not a number"));
+    }
+}
+
+#[test]
+fn a_rank_that_fails_by_its_own_limits_blames_itself() {
+    let mut w = world(3, 3, 0);
+    let r = request(Collective::AllReduce, 1000);
+    let calls: Vec<(usize, u16)> =
+        (0..3).map(|rank| (rank, w.begin(rank, 0, &r, Some(&bytes(&r, 1)), None).unwrap())).collect();
+    w.cores[2].transport.close(Peer(0), Cause::new(CauseKind::Local, "raise it (ulimit -n)"));
+    // Before it hears what the others make of it.
+    w.cores[2].turn();
+    w.settle(&calls);
+    for (rank, slot) in calls {
+        let end = w.take(rank, slot).0;
+        let (Err(CollectiveError::Aborted { who, .. }) | Err(CollectiveError::Lost { who, .. })) = &end
+        else {
+            panic!("{rank}: {end:?}")
+        };
+        assert_eq!(who.rank, 2, "{rank}: {end:?}");
+        if rank != 2 {
+            continue;
+        }
+        let Err(CollectiveError::Aborted { message, .. }) = end else { panic!("{end:?}") };
+        assert!(message == "no way to rank 0 on host h0 (pid 100): raise it (ulimit -n)", "{message}");
     }
 }
 

@@ -21,6 +21,8 @@ use crate::core::time::Time;
 pub(super) const SPREAD: Duration = Duration::from_millis(2000);
 /// All accidents happen within this time.
 const ACCIDENTS: Duration = Duration::from_millis(2000);
+/// Under a launcher, half of them do within this time, while tasks begin and wait for each other.
+const EARLY: Duration = Duration::from_millis(60);
 
 /// Something that goes wrong.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +44,8 @@ impl World {
         ];
         for (times, accident) in plan {
             for _ in 0..times {
-                let at = self.random.span(Duration::ZERO, ACCIDENTS);
+                let early = self.scenario.launcher && self.random.per_mille(500);
+                let at = self.random.span(Duration::ZERO, if early { EARLY } else { ACCIDENTS });
                 self.later(at, Happening::Accident(accident));
             }
         }
@@ -91,7 +94,7 @@ impl World {
             self.streams.values().any(|stream| stream.index == index && stream.life == life && stream.open);
         self.note(|| format!("{index} is killed; vanished: {vanished}"));
         self.over(index, vanished);
-        if self.random.per_mille(700) {
+        if !self.scenario.launcher && self.random.per_mille(700) {
             let after = self.random.span(Duration::from_millis(20), Duration::from_millis(1500));
             self.later(after, Happening::Born { index });
         }
@@ -103,6 +106,21 @@ impl World {
             let why = "with its stream broken".to_owned();
             self.later(sent + RECONNECT_GRACE, Happening::Probe { index, life, why });
         }
+    }
+
+    /// S10
+    pub(super) fn process_ended(&mut self, index: u32, life: Incarnation) -> Outcome {
+        if self.coordinator_stopped_until > self.now {
+            self.at(self.coordinator_stopped_until, Happening::Ended { index, life });
+            return Ok(());
+        }
+        let how = "was killed by SIGKILL".to_owned();
+        self.coordinator_gets(Event::ProcessEnded { task: task(index), how })?;
+        self.checks.report.ends_seen += 1;
+        if self.checks.joins > 0 {
+            return Err(format!("S10: {index} is over, and {} wait for its group", self.checks.joins));
+        }
+        self.ask_for_state(index, life, "as its launcher has seen".to_owned())
     }
 
     pub(super) fn break_stream(&mut self, watch: WatchId) {
@@ -137,6 +155,10 @@ impl World {
             // What a stopped coordinator owes is checked in the runs in which it is not stopped.
             return Ok(());
         }
+        self.ask_for_state(index, life, why)
+    }
+
+    fn ask_for_state(&mut self, index: u32, life: Incarnation, why: String) -> Outcome {
         let to = ReplyTo(self.id());
         self.calls.insert(to, CallInfo { index, life, purpose: Purpose::Probe { index, life, why } });
         self.coordinator_gets(Event::Ask {

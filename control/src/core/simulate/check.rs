@@ -46,7 +46,7 @@ pub(super) struct Checks {
     joined: BTreeSet<(TaskId, Incarnation)>,
     join_first: Option<Time>,
     /// Callers that wait for the group.
-    joins: u32,
+    pub(super) joins: u32,
     table: Option<Arc<GroupTable>>,
     /// Losses that stand, by task: the latest of each.
     pub(super) losses: BTreeMap<TaskId, Arc<Loss>>,

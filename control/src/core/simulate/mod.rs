@@ -17,6 +17,8 @@
 //! - S8. Where nothing is lost, broken or killed and no task is stopped, nobody is called lost, even when the
 //!   coordinator itself was stopped; and when it was not, every step succeeds.
 //! - S9. What a life sent that has registered and was replaced never makes the newest life lost.
+//! - S10. Once a launcher has seen a process end, that life does not count as connected, and nobody waits for a group that
+//!   needs it.
 
 mod accidents;
 mod check;
@@ -51,6 +53,8 @@ pub struct Scenario {
     pub stops: u32,
     /// The coordinator is stopped for up to twice its heartbeat limit.
     pub coordinator_stops: bool,
+    /// The coordinator lives in the tasks' launcher, which sees each of them end and starts none again.
+    pub launcher: bool,
 }
 
 impl Scenario {
@@ -69,13 +73,15 @@ impl Scenario {
             kills: 0,
             stops: 0,
             coordinator_stops: false,
+            launcher: false,
         }
     }
 
-    /// The scenario of a seed: a quarter calm, a quarter each with a bad network, with deaths, and with all at once.
+    /// The scenario of a seed: a quarter calm, a quarter each with a bad network, with deaths, and with all at once; half
+    /// of each under a launcher.
     #[must_use]
     pub fn of_seed(seed: u64, tasks: u32) -> Self {
-        let calm = Scenario::calm(tasks);
+        let calm = Scenario { launcher: seed % 16 >= 8, ..Scenario::calm(tasks) };
         let few = (tasks / 4).clamp(1, 64);
         match seed % 4 {
             0 => Scenario { coordinator_stops: seed % 8 == 4, ..calm },
@@ -114,6 +120,8 @@ pub struct Report {
     pub barriers_failed: u64,
     /// Groups that were made.
     pub groups: u64,
+    /// Ends of processes that a launcher saw.
+    pub ends_seen: u64,
     /// Answers of the store that were compared.
     pub store_answers: u64,
     /// Simulated time.

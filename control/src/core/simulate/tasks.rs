@@ -18,6 +18,8 @@ use crate::core::time::Time;
 
 /// The connections of a task that ended without a word are given up by the coordinator's side after this time.
 const KEEPALIVE: Duration = Duration::from_millis(6000);
+/// A launcher sees the end of a process within this time.
+const END_SEEN: Duration = Duration::from_millis(5);
 /// Tries of a step that did not reach the coordinator.
 const TRIES: u32 = 4;
 
@@ -247,6 +249,11 @@ impl World {
     pub(super) fn over(&mut self, index: u32, vanished: bool) {
         self.tasks[index as usize].life = Life::Over;
         self.set_timer(Clockwork::Task(index), None);
+        if self.scenario.launcher {
+            let (after, life) =
+                (self.random.span(Duration::ZERO, END_SEEN), self.tasks[index as usize].incarnation);
+            self.later(after, Happening::Ended { index, life });
+        }
         let after = if vanished { KEEPALIVE } else { self.delay() };
         let task = &mut self.tasks[index as usize];
         let (streams, calls) = (std::mem::take(&mut task.streams), std::mem::take(&mut task.calls));

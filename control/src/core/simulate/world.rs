@@ -92,6 +92,11 @@ pub(super) enum Happening {
         life: Incarnation,
         why: String,
     },
+    /// The launcher sees that a process is over.
+    Ended {
+        index: u32,
+        life: Incarnation,
+    },
     /// By now everybody has heard of a loss.
     Heard {
         loss: Arc<Loss>,
@@ -316,6 +321,7 @@ impl World {
             Happening::Born { index } => self.born(index),
             Happening::Accident(accident) => self.accident(accident),
             Happening::Probe { index, life, why } => self.probe(index, life, why),
+            Happening::Ended { index, life } => self.process_ended(index, life),
             Happening::Heard { loss, since } => self.heard(&loss, since),
         }
     }
@@ -338,7 +344,7 @@ impl World {
                 Event::Ask { reply, request } => Happening::Arrive { to: reply, request },
                 Event::Gone { reply } => Happening::Gone { to: reply },
                 Event::WatchBroken { watch } => Happening::Broken { watch },
-                // There is no launcher in this world.
+                // The launcher is stopped with it; nobody stops the service in this world.
                 Event::ProcessEnded { .. } | Event::Stop => return Ok(()),
             };
             self.at(until, again);

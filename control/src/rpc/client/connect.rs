@@ -2,15 +2,14 @@
 
 use std::fmt;
 use std::io;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::rpc::inspected::{Inspect, Inspected};
 
 /// One try to connect takes no longer.
 const TRY_LIMIT: Duration = Duration::from_secs(3);
@@ -110,7 +109,7 @@ pub(super) fn channel(address: &str, sight: &Sight) -> Result<Channel, tonic::tr
     })))
 }
 
-async fn connect(address: &str, sight: Sight) -> io::Result<Sighted> {
+async fn connect(address: &str, sight: Sight) -> io::Result<Inspected<Sighted>> {
     let found = match tokio::net::lookup_host(address).await {
         Ok(found) => found.collect::<Vec<_>>(),
         Err(error) => {
@@ -123,7 +122,7 @@ async fn connect(address: &str, sight: Sight) -> io::Result<Sighted> {
     match result.and_then(|stream| stream.set_nodelay(true).map(|()| stream)) {
         Ok(stream) => {
             sight.see(Seen::Silent);
-            Ok(Sighted { stream, sight, header: Vec::with_capacity(FRAME_HEADER), good: false })
+            Ok(Inspected::new(stream, Sighted { sight, header: Vec::with_capacity(FRAME_HEADER) }))
         }
         Err(error) => {
             sight.see(match error.kind() {
@@ -136,19 +135,17 @@ async fn connect(address: &str, sight: Sight) -> io::Result<Sighted> {
     }
 }
 
-/// A connection whose first bytes are looked at.
+/// Looks for an HTTP/2 server.
 struct Sighted {
-    stream: TcpStream,
     sight: Sight,
     header: Vec<u8>,
-    good: bool,
 }
 
-impl Sighted {
-    fn inspect(&mut self, bytes: &[u8]) -> io::Result<()> {
+impl Inspect for Sighted {
+    fn inspect(&mut self, bytes: &[u8]) -> io::Result<bool> {
         if bytes.is_empty() {
             self.sight.see(Seen::Closed);
-            return Ok(());
+            return Ok(false);
         }
         let wanted = FRAME_HEADER - self.header.len();
         self.header.extend_from_slice(&bytes[..bytes.len().min(wanted)]);
@@ -157,52 +154,10 @@ impl Sighted {
             self.sight.see(Seen::OtherProtocol(begins));
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not HTTP/2"));
         }
-        if self.header.len() == FRAME_HEADER {
-            self.good = true;
+        let good = self.header.len() == FRAME_HEADER;
+        if good {
             self.sight.see(Seen::Good);
         }
-        Ok(())
-    }
-}
-
-impl AsyncRead for Sighted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
-        if !this.good {
-            this.inspect(&buf.filled()[before..])?;
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Sighted {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        Ok(good)
     }
 }

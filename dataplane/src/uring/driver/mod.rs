@@ -122,6 +122,13 @@ impl Driver {
             driver.deregister(region);
         }
     }
+
+    /// Gives up registrations of memory that is unmapped. Cheap when nothing was.
+    pub(super) fn forget_unmapped(&mut self) {
+        if let Driver::Uring(driver) = self {
+            driver.forget_unmapped();
+        }
+    }
 }
 
 /// What the kernel knows of the way to the other host.

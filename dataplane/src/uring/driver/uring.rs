@@ -144,6 +144,18 @@ impl UringDriver {
         }
     }
 
+    /// The regions in the kernel's table.
+    #[cfg(test)]
+    pub(in crate::uring) fn registered(&self) -> Vec<RegionId> {
+        self.table.as_ref().map_or_else(Vec::new, Table::regions)
+    }
+
+    pub(in crate::uring) fn forget_unmapped(&mut self) {
+        if let Some(table) = &mut self.table {
+            table.forget_unmapped(&self.ring);
+        }
+    }
+
     pub(in crate::uring) fn run(&mut self, batch: &mut Batch<'_>, outcomes: &mut [Outcome; BATCH]) {
         let large = batch.ops.iter().take(batch.len).flatten().any(is_large);
         if batch.len <= PLAIN_MOST && !large {

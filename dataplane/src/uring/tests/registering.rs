@@ -2,7 +2,9 @@
 //! writes go by its table.
 #![forbid(unsafe_code)]
 
-use crate::memory::{Pool, Region};
+use crate::memory::pool::PAGE_BYTES;
+use crate::memory::{HugePages, Pool, Region};
+use crate::transport::RegisterError;
 use crate::transport::conformance::Skip;
 use crate::uring::driver::{BATCH, Batch, Io, Outcome, UringDriver};
 use rustix::io::Errno;
@@ -110,4 +112,31 @@ fn regions_are_read_and_written_by_the_kernels_table() {
     driver.deregister(from);
     assert!(driver.find(Some(from), source.bytes(0..LEN).unwrap()).is_none());
     assert!(driver.find(Some(to), target.bytes(0..LEN).unwrap()).is_some());
+}
+
+#[test]
+fn memory_that_is_unmapped_leaves_the_kernels_table() {
+    // It keeps nothing: what is given back is unmapped.
+    let pool = Pool::new(0, HugePages::Off);
+    let (kept, other) = (pool.region(LEN).unwrap(), pool.region(LEN).unwrap());
+    let mut driver = match registered([&kept, &other]) {
+        Ok(driver) => driver,
+        Err(skip) => return println!("{skip}"),
+    };
+    let gone = other.id();
+    pool.recycle(other);
+    driver.forget_unmapped();
+    assert_eq!(driver.registered(), [kept.id()]);
+    // More than the table holds, one after the other.
+    for _ in 0..1100 {
+        let region = pool.region(PAGE_BYTES).unwrap();
+        match driver.register(&region) {
+            Ok(_) => assert_eq!(driver.registered().len(), 2),
+            // Others of this user may have taken the room.
+            Err(RegisterError::Refused { .. }) if room_bytes().is_some() => {}
+            Err(e) => panic!("{e}"),
+        }
+        assert_ne!(region.id(), gone);
+        pool.recycle(region);
+    }
 }
