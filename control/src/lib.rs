@@ -4,12 +4,15 @@
 //! - [`rpc`] feeds them from real clocks and sockets, and speaks gRPC.
 //! - [`runtime`] is where it meets the data plane.
 //! - [`random`] draws identities and secrets.
+//! - [`tensor`] holds values, and [`kernels`] computes with them.
 //! - [`launch`] finds out which rank this process is; [`settings`] reads what the user set.
 #![forbid(unsafe_code)]
 
 pub mod core;
+pub mod kernels;
 pub mod launch;
 pub mod random;
 pub mod rpc;
 pub mod runtime;
 pub mod settings;
+pub mod tensor;
