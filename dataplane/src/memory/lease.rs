@@ -9,6 +9,7 @@ use super::region::{Mapping, RegionId};
 use super::shared::Owned;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What both kinds of lease are made of.
 #[derive(Debug)]
@@ -31,12 +32,26 @@ pub(super) struct Span {
 unsafe impl Send for Span {}
 
 /// All of the memory that a region or lease is of: what a transport registers with a device.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Block {
     region: RegionId,
     base: NonNull<u8>,
     len: usize,
     keep: Option<Arc<Mapping>>,
+}
+
+impl Clone for Block {
+    fn clone(&self) -> Block {
+        Block::new(self.region, (self.base, self.len), self.keep.clone())
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some(mapping) = &self.keep {
+            mapping.blocks.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
 }
 
 // SAFETY: a block is an address range and a count of those who need it mapped; it gives no access to the bytes.
@@ -51,7 +66,10 @@ impl Block {
         keep: Option<Arc<Mapping>>,
     ) -> Block {
         match &keep {
-            Some(mapping) => Block { region, base: mapping.base, len: mapping.len, keep },
+            Some(mapping) => {
+                mapping.blocks.fetch_add(1, Ordering::AcqRel);
+                Block { region, base: mapping.base, len: mapping.len, keep }
+            }
             None => Block { region, base, len, keep },
         }
     }

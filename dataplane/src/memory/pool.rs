@@ -147,7 +147,7 @@ pub(super) fn put_back(shelf: &Mutex<Shelf>, keep_bytes: usize, region: Region) 
     }
     let Some(block) = region.into_mapping() else { return };
     let mut shelf = Pool::shelf(shelf);
-    if Arc::strong_count(&block) == 1 && shelf.kept_bytes + block.len <= keep_bytes {
+    if block.is_free() && shelf.kept_bytes + block.len <= keep_bytes {
         shelf.kept_bytes += block.len;
         shelf.free.entry(block.len).or_default().push(block);
     }
@@ -308,6 +308,21 @@ mod tests {
         let other = pool.alloc::<u8>(100).unwrap();
         assert_ne!(other.as_ptr().cast_mut(), lease.as_ptr());
         assert_eq!(lease.bytes()[99], 7);
+    }
+
+    #[test]
+    fn a_registered_block_is_used_again() {
+        let pool = Pool::default();
+        let (mut region, _) = pool.alloc::<u8>(100).unwrap().into_region();
+        let lease = region.lend_read(0..100).unwrap();
+        let (registered, again) = (lease.block(), region.block().clone());
+        drop(again);
+        region.restore(lease).unwrap();
+        let at = region.as_ptr();
+        pool.recycle(region);
+        assert!(!registered.is_orphan(), "the pool has it");
+        assert_eq!(pool.region(100).unwrap().as_ptr(), at);
+        assert!(registered.is_orphan());
     }
 
     #[test]

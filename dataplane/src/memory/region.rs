@@ -4,7 +4,7 @@ use super::lease::{Block, Lease, ReadLease, Span, WriteLease};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 /// Identity of a region's memory, unique in the process and never reused. Blocks that a pool hands out again keep
@@ -28,6 +28,8 @@ pub(super) struct Mapping {
     pub(super) base: NonNull<u8>,
     pub(super) len: usize,
     pub(super) id: RegionId,
+    /// How many [`Block`]s there are of it: registrations, which do not keep it from being used again.
+    pub(super) blocks: AtomicUsize,
 }
 
 // SAFETY: a mapping is an address range; who may touch which byte is the ledger's business (I1).
@@ -61,10 +63,18 @@ impl Trace {
 impl Mapping {
     /// A new mapping of one mmap call.
     pub(super) fn new(base: NonNull<u8>, len: usize) -> Arc<Mapping> {
-        let mapping = Arc::new(Mapping { base, len, id: RegionId::next() });
+        let mapping = Arc::new(Mapping { base, len, id: RegionId::next(), blocks: AtomicUsize::new(0) });
         let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
         live.insert(base.as_ptr().addr(), (len, Arc::downgrade(&mapping)));
         mapping
+    }
+
+    /// Whether the one who asks is the only one to use the memory, whoever has it registered.
+    pub(super) fn is_free(self: &Arc<Mapping>) -> bool {
+        // A block is counted after it has its share and uncounted before it lets go of it, so the answer is no while either
+        // happens.
+        let blocks = self.blocks.load(Ordering::Acquire);
+        Arc::strong_count(self) == 1 + blocks
     }
 
     /// The mapping that all of these bytes lie in.

@@ -38,6 +38,8 @@ pub(super) struct Channel {
 pub(super) struct Link {
     pub(super) peer: Peer,
     pub(super) offer: RdmaOffer,
+    /// What it calls itself.
+    pub(super) number: u32,
     pub(super) incarnation: u64,
     pub(super) pairs: Vec<RailPair>,
     /// Made at the first post or note, or when the peer says hello.
@@ -117,7 +119,7 @@ impl RdmaTransport {
             answer,
             token: self.config.token,
             from: self.config.me,
-            to: link.peer.0,
+            to: link.number,
             from_incarnation: self.config.incarnation,
             to_incarnation: link.incarnation,
             eager_bytes: self.config.eager_bytes,
@@ -144,11 +146,12 @@ impl RdmaTransport {
     /// Takes a hello. What is none of this job's is ignored, and so is one from a peer that is not introduced yet, but
     /// for the last of each, within a limit.
     pub(super) fn hear(&mut self, hello: Hello) {
-        if hello.token != self.config.token || hello.to != self.config.me || hello.from == self.config.me {
+        let is_mine = (hello.from, hello.from_incarnation) == (self.config.me, self.config.incarnation);
+        if hello.token != self.config.token || hello.to != self.config.me || is_mine {
             tracing::debug!("a hello of another job or for peer {} was ignored", hello.to);
             return;
         }
-        let Some(at) = self.link_of(hello.from) else {
+        let Some(at) = self.link_of_process(hello.from, hello.from_incarnation) else {
             if self.strangers.len() < super::MAX_STRANGERS || self.strangers.contains_key(&hello.from) {
                 self.strangers.insert(hello.from, hello);
             }

@@ -54,7 +54,8 @@ pub const MAX_EAGER_BYTES: u32 = 256 << 10;
 /// How to make an [`RdmaTransport`].
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// This side's number in the peer table.
+    /// What this side calls itself in hellos: any number that no other process of the job has. Its address carries it, so
+    /// peers may number this side otherwise.
     pub me: u32,
     /// Secret of the job: others with another are ignored.
     pub token: [u8; 16],

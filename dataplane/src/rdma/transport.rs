@@ -150,6 +150,15 @@ impl RdmaTransport {
         self.by_peer.get(peer as usize).copied().filter(|at| *at != NOBODY)
     }
 
+    /// The link of a process by what it calls itself; where several lives of it are known, of this one if it is among them.
+    pub(super) fn link_of_process(&self, number: u32, incarnation: u64) -> Option<u32> {
+        let lives = |exact: bool| {
+            let same = |l: &Link| l.number == number && (!exact || l.incarnation == incarnation);
+            self.links.iter().position(same).map(|at| at as u32)
+        };
+        lives(true).or_else(|| lives(false))
+    }
+
     /// Puts a link on the list that the next poll fills.
     pub(super) fn soil(&mut self, at: u32) {
         let link = &mut self.links[at as usize];
@@ -412,14 +421,21 @@ impl Transport for RdmaTransport {
         let bad = |why: &str| ConnectError::BadAddress { peer, why: why.to_owned() };
         let offer = RdmaOffer::from_bytes(&to.0).map_err(bad)?;
         let incarnation = offer.identity.first_chunk().copied().map(u64::from_le_bytes);
-        let incarnation = incarnation.ok_or_else(|| bad("it does not say whose it is"))?;
-        if peer.0 > MAX_PEER || peer.0 == self.config.me {
-            return Err(bad("the number is this side's own, or too high"));
+        let number = offer.identity.get(8..12).and_then(|n| n.first_chunk().copied().map(u32::from_le_bytes));
+        let Some((number, incarnation)) = number.zip(incarnation) else {
+            return Err(bad("it does not say whose it is"));
+        };
+        if peer.0 > MAX_PEER {
+            return Err(bad("the peer's number is too high"));
+        }
+        if (number, incarnation) == (self.config.me, self.config.incarnation) {
+            return Err(bad("it is this side's own"));
         }
         let pairs = agree(&self.offer, &offer).map_err(|d| ConnectError::NoRoute { peer, why: d.why })?;
         let link = |generation, dirty| Link {
             peer,
             offer: offer.clone(),
+            number,
             incarnation,
             pairs: pairs.clone(),
             channel: None,
@@ -447,7 +463,7 @@ impl Transport for RdmaTransport {
                 self.by_peer[index] = at;
             }
         }
-        if let Some(hello) = self.strangers.remove(&peer.0) {
+        if let Some(hello) = self.strangers.remove(&number) {
             self.clock_ms();
             self.hear(hello);
         }

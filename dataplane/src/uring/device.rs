@@ -19,7 +19,7 @@ pub const BACKLOG: i32 = 1024;
 /// Most addresses that one peer publishes.
 pub const MAX_ADDRESSES: usize = 32;
 
-const ADDRESS_MAGIC: [u8; 4] = *b"RWT1";
+const ADDRESS_MAGIC: [u8; 4] = *b"RWT2";
 
 /// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +63,8 @@ pub fn host_identity() -> u128 {
 /// What [`Address`] holds for this transport.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Published {
+    /// What the process calls itself ([`Config::me`]), whatever its peers number it.
+    pub(super) number: u32,
     pub(super) incarnation: u64,
     pub(super) host: u128,
     pub(super) at: Vec<SocketAddr>,
@@ -71,6 +73,7 @@ pub(super) struct Published {
 impl Published {
     pub(super) fn encode(&self) -> Address {
         let mut bytes = ADDRESS_MAGIC.to_vec();
+        bytes.extend(self.number.to_le_bytes());
         bytes.extend(self.incarnation.to_le_bytes());
         bytes.extend(self.host.to_le_bytes());
         bytes.push(self.at.len() as u8);
@@ -100,8 +103,9 @@ impl Published {
         };
         let short = |_| "it is cut short".to_string();
         if take(4)? != ADDRESS_MAGIC {
-            return Err("it does not begin with RWT1".into());
+            return Err("it does not begin with RWT2".into());
         }
+        let number = u32::from_le_bytes(take(4)?.try_into().map_err(short)?);
         let incarnation = u64::from_le_bytes(take(8)?.try_into().map_err(short)?);
         let host = u128::from_le_bytes(take(16)?.try_into().map_err(short)?);
         let count = usize::from(take(1)?[0]);
@@ -118,7 +122,11 @@ impl Published {
             let port = u16::from_le_bytes(take(2)?.try_into().map_err(short)?);
             at.push(SocketAddr::new(ip, port));
         }
-        if bytes.is_empty() { Ok(Published { incarnation, host, at }) } else { Err("it is too long".into()) }
+        if bytes.is_empty() {
+            Ok(Published { number, incarnation, host, at })
+        } else {
+            Err("it is too long".into())
+        }
     }
 }
 

@@ -61,7 +61,8 @@ pub enum Congestion {
 pub struct Config {
     /// Addresses to listen on, best first: they are what others dial.
     pub bind: Vec<Bind>,
-    /// This side's number in the peer table.
+    /// What this side calls itself in greetings: any number that no other process of the job has. Its address carries it,
+    /// so peers may number this side otherwise.
     pub me: u32,
     /// Secret of the job: others with another are turned away.
     pub token: [u8; 16],

@@ -163,7 +163,7 @@ impl TcpTransport {
         if id.to_incarnation != self.config.incarnation {
             return Err(Refusal::Incarnation);
         }
-        let at = self.link_of(id.from).ok_or(Refusal::NotYet)?;
+        let at = self.link_of_process(id.from, id.from_incarnation).ok_or(Refusal::NotYet)?;
         let link = &self.links[at as usize];
         if id.from_incarnation != link.published.incarnation {
             return Err(Refusal::Incarnation);
@@ -171,10 +171,11 @@ impl TcpTransport {
         if link.gone.is_some() {
             return Err(Refusal::Duplicate);
         }
+        let mine_stays = (self.config.me, self.config.incarnation) < (id.from, id.from_incarnation);
         match link.channel.as_ref().map(|c| &c.way) {
             Some(Way::Up(_)) => Err(Refusal::Duplicate),
             // C1: the one dialled by the lower number stays, once it is known to get through.
-            Some(Way::Dial(dial)) if self.config.me < id.from && dial.is_greeted() => Err(Refusal::UseMine),
+            Some(Way::Dial(dial)) if mine_stays && dial.is_greeted() => Err(Refusal::UseMine),
             _ => Ok(at),
         }
     }
@@ -202,7 +203,7 @@ impl TcpTransport {
     pub(super) fn dial(&mut self, at: u32) {
         self.nonces = self.nonces.wrapping_add(1);
         let link = &self.links[at as usize];
-        let hello = self.identity(link.peer.0, link.published.incarnation, self.nonces);
+        let hello = self.identity(link.published.number, link.published.incarnation, self.nonces);
         let (timeout_ms, buffers) = (self.config.connect_timeout_ms, self.config.socket_buffer_bytes);
         let dial = Dial::new(hello, link.candidates.clone(), timeout_ms, buffers);
         if let Some(channel) = &mut self.links[at as usize].channel {

@@ -7,7 +7,7 @@ mod registering;
 use super::driver::probe_uring;
 use super::{Bind, Config, DriverChoice, TcpTransport};
 use crate::memory::{Pool, Region};
-use crate::transport::{Completion, Event, Op, OpId, Peer, RegisterError, Stamp, Tag, Transport};
+use crate::transport::{Completion, Event, Note, Op, OpId, Peer, RegisterError, Stamp, Tag, Transport};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -148,4 +148,31 @@ fn every_size_travels_by_io_uring() {
 fn every_size_travels_by_plain_calls() {
     exchange("127.0.0.1", DriverChoice::Epoll, 0);
     exchange("::1", DriverChoice::Epoll, 64 << 10);
+}
+
+#[test]
+fn sides_number_each_other_as_they_like() {
+    // Whoever dials: first one side, then both at once. A third, of the same number here, is told apart by its address.
+    let of = |me: u32| config(me, "127.0.0.1", DriverChoice::Auto);
+    let mut a = TcpTransport::new(of(3_000_000_001)).unwrap();
+    let mut b = TcpTransport::new(of(17)).unwrap();
+    assert!(a.connect(Peer(5), &a.address()).is_err(), "its own address");
+    a.connect(Peer(0), &b.address()).unwrap();
+    b.connect(Peer(0), &a.address()).unwrap();
+    let note =
+        |t: &mut TcpTransport, text: &str| t.note(Peer(0), &Note::new(text.as_bytes()).unwrap()).unwrap();
+    note(&mut a, "from a");
+    let heard = |events: &mut Vec<Event>, text: &str| {
+        events
+            .iter()
+            .any(|e| matches!(e, Event::Note { from: Peer(0), note } if note.bytes() == text.as_bytes()))
+    };
+    until(&mut a, &mut b, |_, of_b| heard(of_b, "from a"));
+    let mut c = TcpTransport::new(of(17)).unwrap();
+    let mut d = TcpTransport::new(Config { incarnation: 9, ..of(17) }).unwrap();
+    c.connect(Peer(0), &d.address()).unwrap();
+    d.connect(Peer(0), &c.address()).unwrap();
+    note(&mut c, "from c");
+    note(&mut d, "from d");
+    until(&mut c, &mut d, |of_c, of_d| heard(of_c, "from d") && heard(of_d, "from c"));
 }

@@ -125,7 +125,8 @@ impl TcpTransport {
         if listeners.is_empty() {
             return Err(OpenError::NoAddress);
         }
-        let address = Published { incarnation: config.incarnation, host: config.host, at }.encode();
+        let (number, incarnation) = (config.me, config.incarnation);
+        let address = Published { number, incarnation, host: config.host, at }.encode();
         let spare = Maker { depth: config.depth, window_bytes: config.eager_window_bytes as usize };
         Ok(TcpTransport {
             nonces: config.incarnation.rotate_left(32) ^ u64::from(config.me),
@@ -155,6 +156,16 @@ impl TcpTransport {
 
     pub(super) fn link_of(&self, peer: u32) -> Option<u32> {
         self.by_peer.get(peer as usize).copied().filter(|at| *at != NOBODY)
+    }
+
+    /// The link of a process by what it calls itself; where several lives of it are known, of this one if it is among them.
+    pub(super) fn link_of_process(&self, number: u32, incarnation: u64) -> Option<u32> {
+        let lives = |exact: bool| {
+            let same =
+                |l: &Link| l.published.number == number && (!exact || l.published.incarnation == incarnation);
+            self.links.iter().position(same).map(|at| at as u32)
+        };
+        lives(true).or_else(|| lives(false))
     }
 
     pub(super) fn activate(&mut self, at: u32) {
@@ -402,11 +413,11 @@ impl Transport for TcpTransport {
     fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
         let bad = |why: String| ConnectError::BadAddress { peer, why };
         let published = Published::decode(to).map_err(bad)?;
-        if peer.0 > MAX_PEER || peer.0 == self.config.me {
-            return Err(bad(format!(
-                "peers are numbered up to {MAX_PEER}, and {} is this side",
-                self.config.me
-            )));
+        if peer.0 > MAX_PEER {
+            return Err(bad(format!("peers are numbered up to {MAX_PEER}")));
+        }
+        if (published.number, published.incarnation) == (self.config.me, self.config.incarnation) {
+            return Err(bad("it is this side's own".to_owned()));
         }
         let candidates = device::candidates(&self.config.bind, self.config.host, &published)
             .map_err(|why| ConnectError::NoRoute { peer, why })?;

@@ -69,8 +69,12 @@ fn hello(t: &Config) -> Identity {
 fn with_puppet() -> (TcpTransport, TcpStream) {
     let mut t = alone();
     let puppet = TcpListener::bind("127.0.0.1:0").unwrap();
-    let published =
-        Published { incarnation: 101, host: t.config.host, at: vec![puppet.local_addr().unwrap()] };
+    let published = Published {
+        number: 1,
+        incarnation: 101,
+        host: t.config.host,
+        at: vec![puppet.local_addr().unwrap()],
+    };
     t.connect(Peer(1), &published.encode()).unwrap();
     let mut stream = TcpStream::connect(at(&t)).unwrap();
     stream.write_all(&Greeting::Hello(hello(&t.config)).encode()).unwrap();
@@ -220,7 +224,7 @@ fn the_unreachable_are_lost_with_what_was_tried() {
         TcpTransport::new(Config { connect_timeout_ms: 60, ..config(0, "127.0.0.1", DriverChoice::Epoll) })
             .unwrap();
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let published = Published { incarnation: 1, host: t.config.host, at: vec![closed] };
+    let published = Published { number: 1, incarnation: 1, host: t.config.host, at: vec![closed] };
     t.connect(Peer(1), &published.encode()).unwrap();
     t.note(Peer(1), &Note::new(b"x").unwrap()).unwrap();
     assert!(t.next_timer_ms().is_some_and(|ms| ms <= 60));
