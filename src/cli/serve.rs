@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
     }
     let tasks = agents.len() + 1;
     let mut signals = Signals::catch(&[Signal::TERM, Signal::INT]).map_err(ServeCommandError::Signals)?;
-    let server = serve_cluster(resolve(&bind)?, cluster.job_sizes(), agents, &settings)?;
+    let server = serve_cluster(resolve(&bind)?, cluster.job_sizes(), agents, None, &settings)?;
     say(&format!(
         "serve: {}:{} of {tasks} tasks, at {}; SIGTERM ends it",
         args.job,

@@ -10,3 +10,4 @@ pub mod graph;
 pub mod machine;
 pub mod simulate;
 pub mod time;
+pub mod worker;

@@ -8,17 +8,18 @@ use crate::rpc::serve::{ServeError, Server, ServerConfig};
 use crate::settings::Settings;
 use ringway_topology::TaskId;
 use std::net::SocketAddr;
+use tonic::service::Routes;
 
 /// Starts the service for `ranks` ranks at `bind` (port 0: a free one).
 ///
 /// # Errors
 /// When the address cannot be had; the error says why and what to do.
 pub fn start_coordinator(bind: SocketAddr, ranks: u32, settings: &Settings) -> Result<Server, ServeError> {
-    serve_cluster(bind, vec![(RANK_JOB.to_owned(), ranks)], Vec::new(), settings)
+    serve_cluster(bind, vec![(RANK_JOB.to_owned(), ranks)], Vec::new(), None, settings)
 }
 
 /// Starts the service for a cluster at `bind`: `jobs` are names and numbers of tasks; errors of tasks are also
-/// pushed to `agents`, tasks with servers of their own, at `host:port`.
+/// pushed to `agents`, tasks with servers of their own, at `host:port`. `mounted` are other services on the same port.
 ///
 /// # Errors
 /// When the address cannot be had; the error says why and what to do.
@@ -26,6 +27,7 @@ pub fn serve_cluster(
     bind: SocketAddr,
     jobs: Vec<(String, u32)>,
     agents: Vec<(TaskId, String)>,
+    mounted: Option<Routes>,
     settings: &Settings,
 ) -> Result<Server, ServeError> {
     let config = CoordinatorConfig {
@@ -35,5 +37,5 @@ pub fn serve_cluster(
         join_timeout: settings.join_timeout,
         ..CoordinatorConfig::one_job(RANK_JOB, 1)
     };
-    Server::start(bind, ServerConfig { agents, ..ServerConfig::new(config, incarnation()) })
+    Server::start_with(bind, ServerConfig { agents, ..ServerConfig::new(config, incarnation()) }, mounted)
 }

@@ -5,6 +5,7 @@
 //! - [`transports`]: the data plane's transports, as the settings want them.
 //! - `rdma`: whether a rank uses RDMA, and what it says where it does not.
 //! - [`pinning`]: where a rank's threads run.
+//! - [`worker`]: graphs that run on this task, for masters elsewhere.
 //! - [`abort`]: losses, from the data plane to the control plane and back.
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ pub mod coordinator;
 pub mod pinning;
 mod rdma;
 pub mod transports;
+pub mod worker;
 pub mod world;
 
 pub use crate::random::incarnation;

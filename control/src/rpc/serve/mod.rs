@@ -7,6 +7,7 @@ mod coordination;
 mod desk;
 mod push;
 mod session;
+pub mod worker;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -19,6 +20,7 @@ use ringway_proto::tensorflow::coordination_service_server::CoordinationServiceS
 use ringway_topology::{Incarnation, TaskId};
 use tokio::sync::{mpsc, oneshot};
 use tonic::codec::CompressionEncoding;
+use tonic::service::Routes;
 
 use self::accept::incoming;
 use self::coordination::Coordination;
@@ -32,6 +34,10 @@ use crate::core::coordination::request::Event;
 const BACKLOG: u32 = 4096;
 /// Streams of one connection that are open at once. Each call that waits is one.
 const STREAMS_LIMIT: u32 = 4096;
+/// Threads that serve connections where tensors come and go on them.
+pub const MOUNTED_THREADS: usize = 4;
+/// What a client may send before it is told to go on, where tensors come.
+const WINDOW_BYTES: u32 = 16 << 20;
 /// How long the service waits at its end for answers to be read.
 const FLUSH: Duration = Duration::from_millis(200);
 /// Between two probes of a connection on which nothing moves.
@@ -133,8 +139,28 @@ impl Server {
     /// # Errors
     /// When the address cannot be had, or the system gives no thread.
     pub fn start(bind: SocketAddr, config: ServerConfig) -> Result<Server, ServeError> {
+        Server::start_with(bind, config, None)
+    }
+
+    /// As [`Server::start`], with other services on the same port. These have heavier work than coordination has, so that
+    /// connections are then served by [`MOUNTED_THREADS`] threads.
+    ///
+    /// # Errors
+    /// As for [`Server::start`].
+    pub fn start_with(
+        bind: SocketAddr,
+        config: ServerConfig,
+        mounted: Option<Routes>,
+    ) -> Result<Server, ServeError> {
         let fault = |source| ServeError::new(bind, source);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
+        let mut runtime = match mounted {
+            None => tokio::runtime::Builder::new_current_thread(),
+            Some(_) => tokio::runtime::Builder::new_multi_thread(),
+        };
+        if mounted.is_some() {
+            runtime.worker_threads(MOUNTED_THREADS).thread_name("ringway-serve");
+        }
+        let runtime = runtime.enable_all().build().map_err(fault)?;
         let listener = listen(bind).map_err(fault)?;
         let address = listener.local_addr().map_err(fault)?;
         let population = Arc::new(Population::default());
@@ -143,7 +169,7 @@ impl Server {
         let (urgent, events) = mpsc::unbounded_channel();
         let pressing = (urgent.clone(), events);
         let thread = std::thread::Builder::new().name("ringway-coord".to_owned()).spawn(move || {
-            runtime.block_on(serve(listener, config, counted, pressing, stopped));
+            runtime.block_on(serve(listener, config, mounted, counted, pressing, stopped));
         });
         let thread = Some(thread.map_err(fault)?);
         Ok(Server { address, incarnation, population, urgent, stop: Some(stop), thread })
@@ -209,6 +235,7 @@ fn listen(bind: SocketAddr) -> io::Result<TcpListener> {
 async fn serve(
     listener: TcpListener,
     config: ServerConfig,
+    mounted: Option<Routes>,
     population: Arc<Population>,
     pressing: (mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<Event>),
     stopped: oneshot::Receiver<()>,
@@ -227,10 +254,14 @@ async fn serve(
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
     let (drain, drained) = oneshot::channel::<()>();
+    let window = mounted.is_some().then_some(WINDOW_BYTES);
     let service = tonic::transport::Server::builder()
         .max_concurrent_streams(STREAMS_LIMIT)
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window)
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
         .http2_keepalive_timeout(Some(KEEPALIVE_LIMIT))
+        .add_routes(mounted.unwrap_or_default())
         .add_service(coordination)
         .add_service(session)
         .serve_with_incoming_shutdown(connections, async {

@@ -1,0 +1,479 @@
+//! What a worker answers: one method per RPC of TensorFlow's WorkerService, for callers in this process too.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use prost_types::Any;
+use ringway_dataplane::rendezvous::{Key, Source, StepId};
+use ringway_proto::tensorflow as wire;
+use ringway_proto::tensorflow::error::Code;
+use tonic::Status;
+
+use super::convert::{rendezvous_error, status, why};
+use super::exchange::{StepExchange, is_of};
+use super::peers::DATA_PLANE_TASK;
+use super::program::{Functions, Program, ProgramError};
+use super::sessions::{Registered, SESSIONS_LIMIT, Session};
+use super::step::Step;
+use super::{Traffic, Worker};
+use crate::core::graph::Graph;
+use crate::kernels::{OpError, Resources};
+use crate::random::incarnation;
+use crate::tensor::Tensor;
+
+/// Memory of a device as TensorFlow's own CPU devices give it.
+const MEMORY_LIMIT_BYTES: i64 = 256 << 20;
+/// "Not given", of the id that XLA gives to devices.
+const NO_XLA_ID: i64 = -1;
+
+fn refuse(code: Code, message: impl Into<String>) -> Status {
+    status(&OpError::new(code, message))
+}
+
+/// Aborts a step whose caller went away before it was over.
+struct Guard<'a> {
+    worker: &'a Worker,
+    step: Arc<Step>,
+    over: bool,
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if !self.over {
+            self.step.abort(&OpError::new(Code::Cancelled, "RunGraph: the caller went away"));
+        }
+        self.worker.leave(&self.step);
+    }
+}
+
+impl Worker {
+    /// The devices of this worker.
+    #[must_use]
+    pub fn devices(&self) -> Vec<wire::DeviceAttributes> {
+        vec![wire::DeviceAttributes {
+            name: self.shared.device.to_string(),
+            device_type: "CPU".to_owned(),
+            memory_limit: MEMORY_LIMIT_BYTES,
+            locality: Some(wire::DeviceLocality::default()),
+            incarnation: self.shared.incarnation,
+            xla_global_id: NO_XLA_ID,
+            ..Default::default()
+        }]
+    }
+
+    /// Its devices.
+    ///
+    /// # Errors
+    /// None; the status is there for the likeness to the others.
+    pub async fn get_status(&self, _: wire::GetStatusRequest) -> Result<wire::GetStatusResponse, Status> {
+        Ok(wire::GetStatusResponse { device_attributes: self.devices() })
+    }
+
+    /// Begins a session.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` past [`SESSIONS_LIMIT`].
+    pub async fn create_worker_session(
+        &self,
+        request: wire::CreateWorkerSessionRequest,
+    ) -> Result<wire::CreateWorkerSessionResponse, Status> {
+        if let Some(cluster) = request.server_def.as_ref().and_then(|def| def.cluster.as_ref()) {
+            self.shared.peers.learn(cluster);
+        }
+        let master = (request.master_task, request.master_incarnation);
+        self.forget_earlier_lives(&master);
+        let resources = match request.isolate_session_state {
+            true => Arc::new(Resources::new(&self.shared.job)),
+            false => self.shared.resources.clone(),
+        };
+        let session = Session::new(&request.session_handle, master, resources);
+        let mut tables = self.tables();
+        if tables.sessions.len() >= SESSIONS_LIMIT {
+            let message = format!("this worker has {SESSIONS_LIMIT} sessions, the most it takes: close some");
+            return Err(refuse(Code::ResourceExhausted, message));
+        }
+        tables.sessions.insert(request.session_handle, Arc::new(session));
+        Ok(wire::CreateWorkerSessionResponse {})
+    }
+
+    /// A master that was started again has lost what its earlier life had here.
+    fn forget_earlier_lives(&self, (name, life): &(String, i64)) {
+        if name.is_empty() || *life == 0 {
+            return;
+        }
+        let stale = |session: &&Arc<Session>| session.master.0 == *name && session.master.1 != *life;
+        let stale: Vec<String> =
+            self.tables().sessions.values().filter(stale).map(|session| session.handle.clone()).collect();
+        for handle in stale {
+            tracing::info!(
+                master = name,
+                session = handle,
+                "the master was started again: its session is over"
+            );
+            self.end_session(&handle);
+        }
+    }
+
+    /// Ends a session: its graphs go, and its steps are aborted.
+    ///
+    /// # Errors
+    /// None: a session that is not there has ended.
+    pub async fn delete_worker_session(
+        &self,
+        request: wire::DeleteWorkerSessionRequest,
+    ) -> Result<wire::DeleteWorkerSessionResponse, Status> {
+        self.end_session(&request.session_handle);
+        Ok(wire::DeleteWorkerSessionResponse {})
+    }
+
+    fn end_session(&self, handle: &str) {
+        let steps: Vec<i64> = {
+            let mut tables = self.tables();
+            tables.sessions.remove(handle);
+            tables.steps.iter().filter(|(_, step)| step.session == handle).map(|(id, _)| *id).collect()
+        };
+        let why = OpError::new(Code::Cancelled, format!("the session {handle} was closed"));
+        for id in steps {
+            self.abort_step(id, &why);
+            self.clean_up(id);
+        }
+    }
+
+    fn session(&self, handle: &str, created: bool) -> Result<Arc<Session>, Status> {
+        if !created {
+            return Ok(self.shared.legacy.clone());
+        }
+        self.tables().sessions.get(handle).cloned().ok_or_else(|| {
+            let task = &self.shared.task;
+            let message = format!(
+                "Session handle is not found: {handle}. Possibly this worker (\"{task}\") just restarted."
+            );
+            refuse(Code::Aborted, message)
+        })
+    }
+
+    /// Takes a partition of a graph, and makes it ready to run.
+    ///
+    /// # Errors
+    /// When the graph is not sound, or has an operation that is not computed here.
+    pub async fn register_graph(
+        &self,
+        request: wire::RegisterGraphRequest,
+    ) -> Result<wire::RegisterGraphResponse, Status> {
+        let session = self.session(&request.session_handle, request.create_worker_session_called)?;
+        let def = request.graph_def.unwrap_or_default();
+        let made = tokio::task::spawn_blocking(move || -> Result<Registered, ProgramError> {
+            let graph = Graph::from_def(&def)?;
+            let functions = Arc::new(Functions::new(graph.library().clone()));
+            Ok(Registered { program: Arc::new(Program::new(&graph)?), functions })
+        });
+        let made = made.await.map_err(|error| refuse(Code::Internal, format!("RegisterGraph: {error}")))?;
+        let graph = made.map_err(|error| refuse(error.code(), error.to_string()))?;
+        let graph_handle = format!("{:016x}", incarnation().0);
+        if !session.keep(&graph_handle, graph) {
+            let message = "this session has as many graphs as it may have: deregister some";
+            return Err(refuse(Code::ResourceExhausted, message));
+        }
+        Ok(wire::RegisterGraphResponse { graph_handle })
+    }
+
+    /// Forgets a graph. Steps of it that run go on.
+    ///
+    /// # Errors
+    /// `ABORTED` when there is no such session or graph.
+    pub async fn deregister_graph(
+        &self,
+        request: wire::DeregisterGraphRequest,
+    ) -> Result<wire::DeregisterGraphResponse, Status> {
+        let session = self.session(&request.session_handle, request.create_worker_session_called)?;
+        match session.forget(&request.graph_handle) {
+            true => Ok(wire::DeregisterGraphResponse {}),
+            false => Err(self.no_graph(&request.graph_handle)),
+        }
+    }
+
+    fn no_graph(&self, handle: &str) -> Status {
+        let task = &self.shared.task;
+        let message = format!(
+            "Graph handle is not found: {handle}. Possibly, this worker (\"{task}\") just restarted."
+        );
+        refuse(Code::Aborted, message)
+    }
+
+    /// Runs a partition as part of a step. Errors of the step come in the response where the caller asks for that.
+    ///
+    /// # Errors
+    /// What a node fails with, with its name; `ABORTED` when there is no such session or graph.
+    pub async fn run_graph(&self, request: wire::RunGraphRequest) -> Result<wire::RunGraphResponse, Status> {
+        let in_body = request.store_errors_in_response_body;
+        match self.run(request).await {
+            Err(error) if in_body => Ok(wire::RunGraphResponse {
+                status_code: error.code() as i32,
+                status_error_message: error.message().to_owned(),
+                ..Default::default()
+            }),
+            result => result,
+        }
+    }
+
+    async fn run(&self, request: wire::RunGraphRequest) -> Result<wire::RunGraphResponse, Status> {
+        let session = self.session(&request.session_handle, request.create_worker_session_called)?;
+        let graph = session.graph(&request.graph_handle);
+        let graph = graph.ok_or_else(|| self.no_graph(&request.graph_handle))?;
+        let id = request.step_id;
+        if request.is_partial {
+            return self.run_part(&session, &graph, request).await;
+        }
+        let step = self.enter(id, &session, &graph);
+        let mut guard = Guard { worker: self, step: step.clone(), over: false };
+        let result = async {
+            self.feed(id, request.send)?;
+            self.shared.executor.run(&graph.program, Vec::new(), &step).await?;
+            self.fetch(id, &request.recv_key).await
+        };
+        let result = result.await;
+        guard.over = true;
+        if let Err(error) = &result {
+            step.abort(error);
+        }
+        let recv = result.map_err(|error| status(&error))?;
+        Ok(wire::RunGraphResponse { recv, ..Default::default() })
+    }
+
+    /// A step that may be told of an abort from now on.
+    fn enter(&self, id: i64, session: &Session, graph: &Registered) -> Arc<Step> {
+        let shared = &self.shared;
+        let exchange =
+            StepExchange::new(id, shared.task.clone(), shared.plane.rendezvous.clone(), shared.peers.clone());
+        let step = Arc::new(Step::new(
+            id,
+            shared.device.clone(),
+            session.resources.clone(),
+            Arc::new(exchange),
+            graph.functions.clone(),
+        ));
+        let given_up = {
+            let mut tables = self.tables();
+            let (live, given_up) = tables.enter(id, &session.handle);
+            live.running.push(step.clone());
+            given_up
+        };
+        given_up.into_iter().for_each(|id| shared.plane.rendezvous.cleanup(StepId(id)));
+        step
+    }
+
+    fn leave(&self, step: &Arc<Step>) {
+        if let Some(live) = self.tables().steps.get_mut(&step.id) {
+            live.running.retain(|running| !Arc::ptr_eq(running, step));
+        }
+    }
+
+    fn feed(&self, id: i64, tensors: Vec<wire::NamedTensorProto>) -> Result<(), OpError> {
+        for named in tensors {
+            let key = Key::new(&named.name).map_err(|error| OpError::invalid(error.to_string()))?;
+            let tensor = Tensor::from_proto(&named.tensor.unwrap_or_default())?;
+            let sent = self.shared.plane.rendezvous.send(StepId(id), &key, tensor.to_value(false)?);
+            sent.map_err(|error| rendezvous_error(&error))?;
+        }
+        Ok(())
+    }
+
+    async fn fetch(&self, id: i64, keys: &[String]) -> Result<Vec<wire::NamedTensorProto>, OpError> {
+        let mut fetched = Vec::with_capacity(keys.len());
+        for name in keys {
+            let key = Key::new(name).map_err(|error| OpError::invalid(error.to_string()))?;
+            let value = self.shared.plane.rendezvous.receive(StepId(id), &key, Source::Local).await;
+            let arrived = Tensor::from_value(value.map_err(|error| rendezvous_error(&error))?)?;
+            if arrived.is_dead {
+                let message = format!("The tensor returned for {name} was not valid.");
+                return Err(OpError::invalid(message));
+            }
+            fetched
+                .push(wire::NamedTensorProto { name: name.clone(), tensor: Some(arrived.tensor.to_proto()) });
+        }
+        Ok(fetched)
+    }
+
+    /// One part of a graph that is fed and fetched in several calls.
+    async fn run_part(
+        &self,
+        session: &Session,
+        graph: &Registered,
+        request: wire::RunGraphRequest,
+    ) -> Result<wire::RunGraphResponse, Status> {
+        let id = request.step_id;
+        if !self.tables().steps.get(&id).is_some_and(|live| live.partial.is_some()) {
+            let step = self.enter(id, session, graph);
+            let (tell, told) = tokio::sync::oneshot::channel();
+            let (worker, running) = (self.clone(), step.clone());
+            let done = move |result: Result<Vec<_>, OpError>| {
+                worker.leave(&running);
+                // Nobody may be waiting for the end yet, or any more.
+                drop(tell.send(result.map(drop)));
+            };
+            if let Some(live) = self.tables().steps.get_mut(&id) {
+                live.partial = Some(told);
+            }
+            self.shared.executor.start(&graph.program, Vec::new(), &step, Box::new(done));
+        }
+        let result = async {
+            self.feed(id, request.send)?;
+            let fetched = self.fetch(id, &request.recv_key).await?;
+            if request.is_last_partial_run {
+                let end = self.tables().steps.get_mut(&id).and_then(|live| live.partial.take());
+                if let Some(end) = end {
+                    end.await.unwrap_or_else(|_| Err(OpError::internal("the executor lost a run")))?;
+                }
+            }
+            Ok(fetched)
+        };
+        let result: Result<_, OpError> = result.await;
+        if let Err(error) = &result {
+            self.abort_step(id, error);
+        }
+        let recv = result.map_err(|error| status(&error))?;
+        Ok(wire::RunGraphResponse { recv, ..Default::default() })
+    }
+
+    /// Ends what runs here of a step.
+    pub fn abort_step(&self, id: i64, error: &OpError) {
+        let running = self.tables().steps.get(&id).map(|live| live.running.clone()).unwrap_or_default();
+        running.iter().for_each(|step| step.abort(error));
+        self.shared.plane.rendezvous.abort(StepId(id), why(error));
+    }
+
+    fn clean_up(&self, id: i64) {
+        self.tables().steps.remove(&id);
+        self.shared.plane.rendezvous.cleanup(StepId(id));
+    }
+
+    /// A step is over: what it left is given up.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn cleanup_graph(
+        &self,
+        request: wire::CleanupGraphRequest,
+    ) -> Result<wire::CleanupGraphResponse, Status> {
+        self.clean_up(request.step_id);
+        Ok(wire::CleanupGraphResponse {})
+    }
+
+    /// Drops the variables and other resources in some containers, in the default one when none is named.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn cleanup_all(
+        &self,
+        request: wire::CleanupAllRequest,
+    ) -> Result<wire::CleanupAllResponse, Status> {
+        self.shared.resources.clear(&request.container);
+        let sessions: Vec<_> = self.tables().sessions.values().cloned().collect();
+        sessions.iter().for_each(|session| session.resources.clear(&request.container));
+        Ok(wire::CleanupAllResponse {})
+    }
+
+    /// Gives a tensor of a step to another task, as soon as it is there; or, to one of ours, the word of where to ask for
+    /// it on the data plane.
+    ///
+    /// # Errors
+    /// `ABORTED` when the device has another life than the caller knows, or the step was aborted with that code; the
+    /// first error of the step otherwise.
+    pub async fn recv_tensor(
+        &self,
+        request: wire::RecvTensorRequest,
+    ) -> Result<wire::RecvTensorResponse, Status> {
+        let key = Key::parse(&request.rendezvous_key)
+            .map_err(|error| refuse(Code::InvalidArgument, error.to_string()))?;
+        self.check_life(&key)?;
+        if let Some(answer) = self.offer(&request) {
+            return Ok(answer);
+        }
+        let rendezvous = &self.shared.plane.rendezvous;
+        let value = rendezvous.receive(StepId(request.step_id), &key, Source::Local).await;
+        let arrived = value
+            .map_err(|error| rendezvous_error(&error))
+            .and_then(|value| Ok(Tensor::from_value(value)?))
+            .map_err(|error| status(&error))?;
+        let micros = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Ok(wire::RecvTensorResponse {
+            tensor: Some(arrived.tensor.to_proto()),
+            is_dead: arrived.is_dead,
+            send_start_micros: micros.map_or(0, |time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX)),
+            ..Default::default()
+        })
+    }
+
+    fn check_life(&self, key: &Key) -> Result<(), Status> {
+        let shared = &self.shared;
+        let parts = key.parts().map_err(|error| refuse(Code::InvalidArgument, error.to_string()))?;
+        if is_of(parts.send_device, &shared.task) && parts.send_incarnation != shared.incarnation {
+            let message = format!(
+                "RecvTensor expects a different device incarnation: {} vs. {}. Your worker job (\"{}\") was probably \
+                 restarted. Check your worker job for the reason why it was restarted.",
+                parts.send_incarnation, shared.incarnation, shared.task
+            );
+            return Err(refuse(Code::Aborted, message));
+        }
+        Ok(())
+    }
+
+    /// The answer to a task of ours that is reached on the data plane.
+    fn offer(&self, request: &wire::RecvTensorRequest) -> Option<wire::RecvTensorResponse> {
+        let card = request.transport_options.as_ref().filter(|any| any.type_url == DATA_PLANE_TASK)?;
+        match (self.shared.plane.introduce)(&card.value) {
+            Ok(_) => {
+                let card = self.shared.plane.card.clone();
+                let transport_options = Some(Any { type_url: DATA_PLANE_TASK.to_owned(), value: card });
+                Some(wire::RecvTensorResponse { transport_options, ..Default::default() })
+            }
+            Err(why) => {
+                tracing::warn!(why, "a task is not reached on the data plane; its tensors go by gRPC");
+                None
+            }
+        }
+    }
+
+    /// Nothing: no tensor waits for its receiver's word before it goes.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn mark_recv_finished(
+        &self,
+        _: wire::MarkRecvFinishedRequest,
+    ) -> Result<wire::MarkRecvFinishedResponse, Status> {
+        Ok(wire::MarkRecvFinishedResponse {})
+    }
+
+    /// No RPCs are recorded here; `tracing` has them at debug.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn logging(&self, _: wire::LoggingRequest) -> Result<wire::LoggingResponse, Status> {
+        Ok(wire::LoggingResponse::default())
+    }
+
+    /// As TensorFlow's servers: nothing is traced.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn tracing(&self, _: wire::TracingRequest) -> Result<wire::TracingResponse, Status> {
+        Ok(wire::TracingResponse::default())
+    }
+
+    /// What this task received from others so far.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        let shared = &self.shared;
+        let mut traffic = Traffic {
+            grpc_tensors: shared.peers.by_grpc.tensors.load(Ordering::Relaxed),
+            grpc_bytes: shared.peers.by_grpc.bytes.load(Ordering::Relaxed),
+            ..Traffic::default()
+        };
+        for (_, peer) in shared.plane.rendezvous.traffic() {
+            traffic.plane_tensors += peer.values_received;
+            traffic.plane_bytes += peer.bytes_received;
+        }
+        traffic
+    }
+}

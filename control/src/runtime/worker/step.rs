@@ -1,0 +1,104 @@
+//! What the nodes of one step share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ringway_dataplane::rendezvous::Key;
+
+use super::program::Functions;
+use crate::kernels::{OpError, Resources, StepScope};
+use crate::tensor::Tensor;
+use crate::tensor::travel::Arrived;
+
+/// What is called with a received value, or with the reason why there is none.
+pub type Received = Box<dyn FnOnce(Result<Arrived, OpError>) + Send>;
+
+/// Where the edges of a graph end that lead to other graphs, or to the client.
+pub trait Exchange: Send + Sync {
+    /// Gives a value to whoever receives it.
+    ///
+    /// # Errors
+    /// When the step has ended, or the key was sent already.
+    fn send(&self, key: &Key, tensor: &Tensor, is_dead: bool) -> Result<(), OpError>;
+
+    /// Receives a value. `then` is called once, by any thread, and does not block.
+    fn recv(&self, key: &Key, then: Received);
+
+    /// Fails whoever waits for a value of the step, here and elsewhere.
+    fn abort(&self, why: &OpError);
+}
+
+/// One step, as long as it runs.
+pub struct Step {
+    /// Its number.
+    pub id: i64,
+    /// Full name of the device that it runs on.
+    pub device: Arc<str>,
+    /// What outlives it.
+    pub resources: Arc<Resources>,
+    /// Where its edges lead.
+    pub exchange: Arc<dyn Exchange>,
+    /// The functions that its graph may call.
+    pub functions: Arc<Functions>,
+    temporaries: Resources,
+    cancelled: AtomicBool,
+    why: Mutex<Option<OpError>>,
+}
+
+impl Step {
+    /// A step that begins.
+    #[must_use]
+    pub fn new(
+        id: i64,
+        device: Arc<str>,
+        resources: Arc<Resources>,
+        exchange: Arc<dyn Exchange>,
+        functions: Arc<Functions>,
+    ) -> Step {
+        Step {
+            id,
+            device,
+            resources,
+            exchange,
+            functions,
+            temporaries: Resources::new("step"),
+            cancelled: AtomicBool::new(false),
+            why: Mutex::new(None),
+        }
+    }
+
+    /// What kernels see of it.
+    #[must_use]
+    pub fn scope(&self) -> StepScope<'_> {
+        StepScope {
+            step_id: self.id,
+            device: &self.device,
+            resources: &self.resources,
+            temporaries: &self.temporaries,
+            cancelled: &self.cancelled,
+        }
+    }
+
+    /// Ends the step by an error: kernels that look are told, and whoever waits for a value of it fails. The first
+    /// reason counts.
+    pub fn abort(&self, why: &OpError) {
+        {
+            let mut first = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+            if first.is_some() {
+                return;
+            }
+            *first = Some(why.clone());
+        }
+        self.cancelled.store(true, Ordering::Release);
+        self.exchange.abort(why);
+    }
+
+    /// Why the step was aborted, if it was.
+    #[must_use]
+    pub fn aborted(&self) -> Option<OpError> {
+        if !self.cancelled.load(Ordering::Acquire) {
+            return None;
+        }
+        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
