@@ -34,6 +34,19 @@ pub use ringway_control::runtime::{JoinError, World};
 pub use ringway_control::settings::{Settings, SettingsError};
 pub use ringway_dataplane::memory::{Bool, Buffer, DType, Element};
 
+/// A client of a master: graphs, and steps of them over the tasks of a cluster.
+pub mod session {
+    pub use ringway_control::session::{
+        GraphBuilder, GraphDef, NodeBuilder, Op, Options, Output, Session, SessionError,
+    };
+}
+
+/// Values that graphs are fed with and fetch.
+pub mod tensor {
+    pub use ringway_control::session::DataType;
+    pub use ringway_control::tensor::{PartialShape, Scalar, Shape, Tensor, TensorError};
+}
+
 /// The parts, for those who build on one of them alone.
 pub mod parts {
     pub use ringway_collectives as collectives;

@@ -5,6 +5,7 @@
 //! - [`runtime`] is where it meets the data plane.
 //! - [`random`] draws identities and secrets.
 //! - [`tensor`] holds values, and [`kernels`] computes with them.
+//! - [`session`] is a client of a master.
 //! - [`launch`] finds out which rank this process is; [`settings`] reads what the user set.
 #![forbid(unsafe_code)]
 
@@ -14,5 +15,6 @@ pub mod launch;
 pub mod random;
 pub mod rpc;
 pub mod runtime;
+pub mod session;
 pub mod settings;
 pub mod tensor;

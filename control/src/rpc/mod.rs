@@ -13,3 +13,6 @@ mod inspected;
 
 /// Longest message in either direction: a value of 64 MiB and its envelope.
 pub const MESSAGE_LIMIT_BYTES: usize = (64 << 20) + (1 << 20);
+
+/// Longest message that may hold graphs and tensors: protobuf's own limit.
+pub const TENSOR_MESSAGE_LIMIT_BYTES: usize = i32::MAX as usize;

@@ -2,7 +2,6 @@
 //!
 //! - [`contexts`]: leases. A client that neither calls nor says that it lives loses its context.
 //! - [`handles`]: results by operation and output, until they are released.
-//! - [`functions`]: the functions of a context, and the components of functions over several tasks.
 //!
 //! Invariants (cited by the tests):
 //! - **E1** A context ends once: closed by its client, replaced, or expired. What it held comes out exactly then.
@@ -14,10 +13,8 @@
 
 pub mod contexts;
 pub mod error;
-pub mod functions;
 pub mod handles;
 
 pub use contexts::Contexts;
 pub use error::EagerError;
-pub use functions::Functions;
 pub use handles::{Handle, Handles};
