@@ -6,11 +6,13 @@
 //! - `rdma`: whether a rank uses RDMA, and what it says where it does not.
 //! - [`pinning`]: where a rank's threads run.
 //! - [`worker`]: graphs that run on this task, for masters elsewhere.
+//! - [`eager`]: operations that clients have run here one by one.
 //! - [`abort`]: losses, from the data plane to the control plane and back.
 #![forbid(unsafe_code)]
 
 pub mod abort;
 pub mod coordinator;
+pub mod eager;
 pub mod pinning;
 mod rdma;
 pub mod transports;

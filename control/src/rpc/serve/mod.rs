@@ -5,6 +5,7 @@
 mod accept;
 mod coordination;
 mod desk;
+pub mod eager;
 mod push;
 mod session;
 pub mod worker;

@@ -135,7 +135,7 @@ impl Worker {
         let why = OpError::new(Code::Cancelled, format!("the session {handle} was closed"));
         for id in steps {
             self.abort_step(id, &why);
-            self.clean_up(id);
+            self.end_step(id);
         }
     }
 
@@ -342,7 +342,8 @@ impl Worker {
         self.shared.plane.rendezvous.abort(StepId(id), why(error));
     }
 
-    fn clean_up(&self, id: i64) {
+    /// A step is over: what it left is given up.
+    pub fn end_step(&self, id: i64) {
         self.tables().steps.remove(&id);
         self.shared.plane.rendezvous.cleanup(StepId(id));
     }
@@ -355,7 +356,7 @@ impl Worker {
         &self,
         request: wire::CleanupGraphRequest,
     ) -> Result<wire::CleanupGraphResponse, Status> {
-        self.clean_up(request.step_id);
+        self.end_step(request.step_id);
         Ok(wire::CleanupGraphResponse {})
     }
 
