@@ -50,5 +50,6 @@ fi
 flock -u 9
 
 echo "client lane: building"
-program=$(cargo build --locked --bin ringway --message-format=json | grep -o '"executable":"[^"]*"' | cut -d'"' -f4)
+# Optimised, as users run it: the networks are trained by its kernels.
+program=$(cargo build --release --locked --bin ringway --message-format=json | grep -o '"executable":"[^"]*"' | cut -d'"' -f4)
 exec "$venv/bin/python" tests/clients/run.py --program "$program" "$@"

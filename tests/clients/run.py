@@ -137,7 +137,7 @@ def show(logs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", choices=["ringway", "stock"], default="ringway")
-    parser.add_argument("--program", default=str(HERE.parents[1] / "target/debug/ringway"))
+    parser.add_argument("--program", default=str(HERE.parents[1] / "target/release/ringway"))
     parser.add_argument("--keep", action="store_true", help="keep the logs of scenarios that pass, too")
     parser.add_argument("scenario", nargs="*")
     args = parser.parse_args()

@@ -5,11 +5,17 @@ from tensorflow.python.framework.errors_impl import exception_type_from_error_co
 DEADLINE_S = 20
 
 
+class Fixed64(int):
+    """An integer that is written in eight bytes, as TensorFlow's context numbers are."""
+
+
 def message(*fields):
-    """The bytes of a message, from (number, bytes, str or int) in order."""
+    """The bytes of a message, from (number, bytes, str, int or Fixed64) in order."""
     out = b""
     for number, value in fields:
-        if isinstance(value, int):
+        if isinstance(value, Fixed64):
+            out += varint(number << 3 | 1) + value.to_bytes(8, "little")
+        elif isinstance(value, int):
             out += varint(number << 3) + varint(value)
         else:
             value = value.encode() if isinstance(value, str) else value
@@ -51,17 +57,24 @@ def fields(data):
     return found
 
 
-class Master:
-    """A master as its clients see it on the wire. Errors are those of tf.errors."""
+class Service:
+    """A gRPC service by its name. Errors are those of tf.errors."""
 
-    def __init__(self, address):
-        self.channel = grpc.insecure_channel(address)
+    def __init__(self, address, name):
+        self.channel, self.name = grpc.insecure_channel(address), name
 
     def call(self, method, request):
         try:
-            return self.channel.unary_unary(f"/tensorflow.MasterService/{method}")(request, timeout=DEADLINE_S)
+            return self.channel.unary_unary(f"/{self.name}/{method}")(request, timeout=DEADLINE_S)
         except grpc.RpcError as error:
             raise exception_type_from_error_code(error.code().value[0])(None, None, error.details()) from None
+
+
+class Master(Service):
+    """A master as its clients see it on the wire."""
+
+    def __init__(self, address):
+        super().__init__(address, "tensorflow.MasterService")
 
     def create(self, graph):
         """CreateSession; the handle."""
