@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod log;
+pub mod rendezvous;
 
 use std::fmt;
 use std::ops::Deref;

@@ -2,10 +2,12 @@
 
 mod rendezvous_tasks;
 
-use rendezvous_tasks::{FAR, Tasks, key, patterned, value};
+use rendezvous_tasks::{FAR, Puppet, Tasks, key, patterned, value};
 use ringway_dataplane::memory::SharedBytes;
+use ringway_dataplane::rendezvous::wire::{Message, Reason};
 use ringway_dataplane::rendezvous::{Key, Meta, RendezvousError, Source, StepId, Traffic, Value, Why};
-use ringway_dataplane::transport::{Address, CauseKind, Peer};
+use ringway_dataplane::transport::seed::Seeded;
+use ringway_dataplane::transport::{Address, CauseKind, Note, Peer, Transport};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -308,4 +310,74 @@ fn an_address_that_is_none_is_an_error() {
     let tasks = Tasks::loopback(1, 0, 1, false);
     let error = tasks.all[0].connect(Peer(3), Default::default(), &Address(vec![1, 2, 3])).unwrap_err();
     assert!(error.to_string().starts_with("peer 3: not an address"), "{error}");
+}
+
+#[test]
+fn what_nobody_asked_for_takes_no_memory_and_stops_nobody() {
+    // V3: answers without a question, twice, to another's question, and longer than anything.
+    let tasks = Tasks::loopback(2, 0, 4, false);
+    let mut puppet = tasks.puppet(7);
+    let other = tasks.all[0].receive(STEP, &key(0), Source::Peer(Peer(1)));
+    let here = tasks.all[0].receive(STEP, &key(0), Source::Peer(Peer(7)));
+    let request = puppet.question();
+    for wrong in [0, 1, request + 1, request ^ 1 << 32, u64::MAX] {
+        puppet.say(&Message::Value { request: wrong, meta: &[], payload: b"nothing" });
+        puppet.say(&Message::Coming { request: wrong, bytes: 1 << 60, meta: &[] });
+        puppet.say(&Message::Refusal { request: wrong, reason: Reason::Over, code: 0, words: "" });
+        puppet.say(&Message::NeverMind { request: wrong });
+    }
+    puppet.say(&Message::Coming { request, bytes: 1 << 60, meta: &[] });
+    let error = here.wait(FAR).unwrap_err().to_string();
+    assert!(error.contains("task 7 on host7") && error.contains("over this task's limit"), "{error}");
+    puppet.say(&Message::Coming { request, bytes: 10, meta: &[] });
+    // It still answers, and asks.
+    let again = tasks.all[0].receive(STEP, &key(2), Source::Peer(Peer(7)));
+    let request = puppet.question();
+    puppet.say(&Message::Value { request, meta: &[1], payload: b"at last" });
+    assert_eq!(*again.wait(FAR).unwrap().payload, *b"at last");
+    tasks.all[1].send(STEP, &key(0), value(0, 9000)).unwrap();
+    assert_eq!(other.wait(FAR).unwrap().payload.len(), 9000);
+}
+
+#[test]
+fn questions_of_one_task_are_limited() {
+    // V3
+    let tasks = Tasks::loopback(1, 0, 4, false);
+    let mut puppet = tasks.puppet(7);
+    for request in [5, 5] {
+        puppet.say(&Message::Ask { request, step: 1, key: "twice" });
+    }
+    let refused = |puppet: &mut Puppet| {
+        puppet.poll();
+        puppet.heard.iter().any(|m| matches!(Message::decode(m), Ok(Message::Refusal { request: 5, .. })))
+    };
+    tasks.until(|| refused(&mut puppet));
+    assert_eq!(tasks.all[0].waiting().1, 1);
+    puppet.say(&Message::NeverMind { request: 5 });
+    tasks.until(|| tasks.all[0].waiting().1 == 0);
+}
+
+#[test]
+fn who_breaks_the_protocol_is_closed_and_no_other() {
+    // V3
+    let tasks = Tasks::loopback(2, 0, 4, false);
+    let waits = tasks.all[0].receive(STEP, &key(0), Source::Peer(Peer(1)));
+    for seed in 0..40 {
+        let mut random = Seeded::of(seed, 0, 0);
+        let number = 10 + seed as u32;
+        let mut puppet = tasks.puppet(number);
+        let garbage: Vec<u8> = (0..random.below(480)).map(|_| random.next_u64() as u8).collect();
+        // A kind that there is not, whatever follows.
+        let garbage = [&[random.below(2) as u8 * 7, 99][..], &garbage[..garbage.len().min(400)]].concat();
+        puppet.transport.note(Peer(0), &Note::new(&garbage).unwrap()).unwrap();
+        let error = tasks.all[0].recv_wait(STEP, &key(1), Source::Peer(Peer(number)), FAR).unwrap_err();
+        match error {
+            RendezvousError::Lost { loss, .. } => {
+                assert_eq!(loss.cause.kind, CauseKind::Protocol, "seed {seed}")
+            }
+            other => panic!("seed {seed}: {other}"),
+        }
+    }
+    tasks.all[1].send(STEP, &key(0), value(0, 9000)).unwrap();
+    assert_eq!(waits.wait(FAR).unwrap().payload.len(), 9000);
 }

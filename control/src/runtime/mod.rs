@@ -3,6 +3,7 @@
 //! - [`world`]: from a launch and settings to a communicator over all ranks of the job.
 //! - [`coordinator`]: the coordination service as a job's own process runs it.
 //! - [`transports`]: the data plane's transports, as the settings want them.
+//! - [`rendezvous`]: the data plane of a task that is no rank: tensors by key.
 //! - `rdma`: whether a rank uses RDMA, and what it says where it does not.
 //! - [`pinning`]: where a rank's threads run.
 //! - [`worker`]: graphs that run on this task, for masters elsewhere.
@@ -15,6 +16,7 @@ pub mod coordinator;
 pub mod eager;
 pub mod pinning;
 mod rdma;
+pub mod rendezvous;
 pub mod transports;
 pub mod worker;
 pub mod world;

@@ -3,6 +3,7 @@
 //! The calling thread is bound, and with it the threads that it starts later; the agent's thread, started before, stays
 //! free. That is why it is off unless asked for.
 
+use super::transports::Neighbours;
 use crate::launch::Launch;
 use crate::settings::Pin;
 use ringway_topology::host::pin::{PinError, pin_current_thread};
@@ -60,9 +61,9 @@ pub fn pin(wanted: &Pin, launch: &Launch) -> Result<(), PinningError> {
 }
 
 /// The NUMA node on which this rank's threads run, where they run on one alone and the machine has several.
-pub(super) fn node(wanted: &Pin, launch: &Launch) -> Option<u32> {
+pub(super) fn node(wanted: &Pin, here: Neighbours) -> Option<u32> {
     let machine = discover().ok()?;
-    let cpus = match (wanted, launch.local_rank, launch.local_size) {
+    let cpus = match (wanted, here.local_rank, here.local_size) {
         (Pin::Cpus(cpus), ..) => CpuSet::of(cpus.iter().copied()).ok()?,
         (Pin::Auto, Some(rank), Some(ranks)) => {
             let placements = place(&machine, &Request::plain(&machine, ranks)).ok()?;

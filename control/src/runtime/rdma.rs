@@ -3,7 +3,7 @@
 //! With `prefer`, a host that simply has no RDMA is no news; one that has devices that cannot be used is warned of,
 //! once, with the reason and the remedy. With `require` both are errors. Either way peers that want RDMA hear why.
 
-use crate::launch::Launch;
+use super::transports::Neighbours;
 use crate::settings::Settings;
 use ringway_dataplane::fabric::Policy;
 use ringway_dataplane::rdma::choice::{Choice, RdmaConfig, Survey, choose};
@@ -44,7 +44,7 @@ pub(super) struct Lack {
 ///
 /// # Errors
 /// [`RdmaUnusable`] when RDMA is required and cannot be used.
-pub(super) fn plan(settings: &Settings, launch: &Launch) -> Result<(Plan, RdmaConfig), RdmaUnusable> {
+pub(super) fn plan(settings: &Settings, here: Neighbours) -> Result<(Plan, RdmaConfig), RdmaUnusable> {
     let mut config = settings.rdma_config.clone();
     let policy = settings.rdma_policy();
     if policy == Policy::Off {
@@ -54,7 +54,7 @@ pub(super) fn plan(settings: &Settings, launch: &Launch) -> Result<(Plan, RdmaCo
     if let Ok(survey) = &found
         && several_nodes(survey)
     {
-        config.near_node = super::pinning::node(&settings.pin, launch);
+        config.near_node = super::pinning::node(&settings.pin, here);
     }
     Ok((decide(policy, found, &config)?, config))
 }

@@ -9,7 +9,7 @@ use ringway_dataplane::fabric::{Endpoint, EndpointError, Policy};
 use ringway_dataplane::rdma::RdmaTransport;
 use ringway_dataplane::transport::{Address, Transport};
 use ringway_dataplane::uring::{Bind, Config, Congestion, DriverChoice, OpenError, TcpTransport};
-use ringway_topology::Incarnation;
+use ringway_topology::{Incarnation, LocalRank};
 use std::time::Duration;
 
 /// Names in `RINGWAY_NET`: TCP, and its two drivers.
@@ -44,9 +44,31 @@ pub enum TransportsError {
 /// What this process is to others on the data plane.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Identity {
-    pub(super) rank: u32,
+    /// What it calls itself: its rank, or any number that no other process of the job has.
+    pub(super) number: u32,
     pub(super) token: [u8; 16],
     pub(super) life: Incarnation,
+}
+
+/// What is known of the job's other processes on this host.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Neighbours {
+    /// This process's number among them.
+    pub(super) local_rank: Option<LocalRank>,
+    /// How many they are.
+    pub(super) local_size: Option<u32>,
+    /// Whether all processes of the job are known to be on this host.
+    pub(super) all_local: bool,
+}
+
+impl From<&Launch> for Neighbours {
+    fn from(launch: &Launch) -> Neighbours {
+        Neighbours {
+            local_rank: launch.local_rank,
+            local_size: launch.local_size,
+            all_local: launch.local_size == Some(launch.world_size),
+        }
+    }
 }
 
 /// The interfaces and addresses that the settings choose. `all_local`: all ranks are known to be on this host.
@@ -76,8 +98,8 @@ impl Opened {
 }
 
 /// Opens the transports, and makes one endpoint of them.
-pub(super) fn open(me: Identity, launch: &Launch, settings: &Settings) -> Result<Opened, TransportsError> {
-    let (rdma, without) = match open_rdma(me, launch, settings) {
+pub(super) fn open(me: Identity, here: Neighbours, settings: &Settings) -> Result<Opened, TransportsError> {
+    let (rdma, without) = match open_rdma(me, here, settings) {
         Ok(Ok(transport)) => (Some(transport), None),
         Ok(Err(lack)) => (None, Some(lack)),
         Err(unusable) => {
@@ -86,7 +108,7 @@ pub(super) fn open(me: Identity, launch: &Launch, settings: &Settings) -> Result
         }
     };
     let has_rdma = rdma.is_some();
-    let tcp = open_tcp(me, launch, settings)?;
+    let tcp = open_tcp(me, here, settings)?;
     let has_tcp = tcp.is_some();
     let mut ways = Vec::new();
     ways.extend(rdma.map(|transport| (transport, settings.rdma_policy())));
@@ -127,14 +149,14 @@ fn apology(unusable: &RdmaUnusable) -> Address {
 /// RDMA, or why this rank goes without it.
 fn open_rdma(
     me: Identity,
-    launch: &Launch,
+    here: Neighbours,
     settings: &Settings,
 ) -> Result<Result<Box<dyn Transport>, Lack>, RdmaUnusable> {
-    let (choice, wanted) = match rdma::plan(settings, launch)? {
+    let (choice, wanted) = match rdma::plan(settings, here)? {
         (Plan::Open(choice), config) => (choice, config),
         (Plan::Without(lack), _) => return Ok(Err(lack)),
     };
-    let mut config = ringway_dataplane::rdma::Config::new(me.rank, me.token, me.life.0);
+    let mut config = ringway_dataplane::rdma::Config::new(me.number, me.token, me.life.0);
     config.rdma = wanted;
     config.connect_timeout_ms = millis(settings.connect_timeout);
     if let Some(bytes) = settings.eager_bytes {
@@ -152,12 +174,11 @@ fn open_rdma(
 /// TCP, unless the settings leave none of its drivers.
 fn open_tcp(
     me: Identity,
-    launch: &Launch,
+    here: Neighbours,
     settings: &Settings,
 ) -> Result<Option<Box<dyn Transport>>, TransportsError> {
     let Some(driver) = driver(settings) else { return Ok(None) };
-    let all_local = launch.local_size == Some(launch.world_size);
-    let picked = interfaces(settings, all_local)?.picked;
+    let picked = interfaces(settings, here.all_local)?.picked;
     Ok(Some(Box::new(TcpTransport::new(config(me, picked, driver, settings))?)))
 }
 
@@ -189,7 +210,7 @@ fn driver(settings: &Settings) -> Option<DriverChoice> {
 
 fn config(me: Identity, picked: Vec<Picked>, driver: DriverChoice, settings: &Settings) -> Config {
     let bind = |p: Picked| Bind { ip: p.ip, scope: p.scope, interface: p.interface };
-    let mut config = Config::new(me.rank, me.token, me.life.0, picked.into_iter().map(bind).collect());
+    let mut config = Config::new(me.number, me.token, me.life.0, picked.into_iter().map(bind).collect());
     config.driver = driver;
     config.congestion = match &settings.congestion_control {
         CongestionControl::Auto => Congestion::Auto,

@@ -10,7 +10,7 @@ use super::transports::{Identity, Opened, TransportsError, open};
 use crate::launch::{Launch, RANK_JOB};
 use crate::random::{incarnation, token};
 use crate::rpc::client::{
-    self, Agent, AgentConfig, AgentError, GroupMember, GroupRequest, GroupTable, Process,
+    self, Agent, AgentConfig, AgentError, Alarm, GroupMember, GroupRequest, GroupTable, Process,
 };
 use crate::rpc::serve::{ServeError, Server};
 use crate::settings::{NameList, Settings};
@@ -131,6 +131,20 @@ impl World {
     }
 }
 
+impl World {
+    /// Tells of every process of the job that the control plane finds lost, those before included: its incarnation, and what
+    /// was seen. Called from a thread of the control plane, which must not be held up.
+    pub fn on_loss(&self, tell: impl Fn(u64, &str) + Send + 'static) {
+        if let Some(agent) = &self.agent {
+            agent.on_loss(move |alarm| {
+                if let Alarm::Lost(loss) = alarm {
+                    tell(loss.incarnation.0, &loss.detail);
+                }
+            });
+        }
+    }
+}
+
 impl Drop for World {
     fn drop(&mut self) {
         // The engine's callback may still hold the agent for a moment; dropping it then counts as a loss of this rank,
@@ -158,7 +172,7 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
     let algorithm = algorithm(&settings.algo)?;
     let secret = settings.job_secret.as_ref().map_or("", |s| s.reveal());
     let life = incarnation();
-    let me = Identity { rank, token: token(&launch.job_id, secret), life };
+    let me = Identity { number: rank, token: token(&launch.job_id, secret), life };
     let (server, address) = coordinator(launch, settings)?;
     let process = Process {
         task: TaskId::new(RANK_JOB, rank).map_err(|e| JoinError::Host { rank, source: e.into() })?,
@@ -202,9 +216,9 @@ fn enter(
     algorithm: Option<Algorithm>,
     agent: &Agent,
 ) -> Result<(Communicator, Vec<GroupMember>, Arc<Bridge>), JoinError> {
-    let rank = me.rank;
+    let rank = me.number;
     let failed = |source| JoinError::Transports { rank, source };
-    let opened = open(me, launch, settings).map_err(failed)?;
+    let opened = open(me, launch.into(), settings).map_err(failed)?;
     if let Opened::Unusable(unusable, _) = &opened {
         // Said at once, in case the others never come; the rank ends by it when they have heard why.
         tracing::error!("rank {rank}: {unusable}");
@@ -288,9 +302,13 @@ fn algorithm(wanted: &NameList) -> Result<Option<Algorithm>, JoinError> {
     }
 }
 
+/// A spin of this length.
+pub(super) fn micros(spin: Duration) -> SpinPolicy {
+    SpinPolicy::Micros(u32::try_from(spin.as_micros()).unwrap_or(u32::MAX))
+}
+
 fn options(settings: &Settings, algorithm: Option<Algorithm>) -> EngineOptions {
     let huge = if settings.huge_pages { HugePages::Auto } else { HugePages::Off };
-    let micros = |d: Duration| SpinPolicy::Micros(u32::try_from(d.as_micros()).unwrap_or(u32::MAX));
     EngineOptions {
         slice_bytes: settings.slice_bytes.and_then(|b| usize::try_from(b).ok()),
         slices_in_flight: settings.slices_in_flight.unwrap_or(engine::DEFAULT_SLICES_IN_FLIGHT),

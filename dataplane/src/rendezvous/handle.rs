@@ -205,7 +205,9 @@ impl Shared {
             rest &= !late && !core.is_stuck();
         }
         // Calls are the thread's to make: one made here could ask again, and so on, ever deeper.
-        let rest = rest && core.ready.is_empty() && core.losses.is_empty();
+        rest &= core.ready.is_empty() && core.losses.is_empty();
+        // Getting the transport ready for the sleep may have taken a wake that was meant for the thread.
+        rest &= !self.called.load(Ordering::Acquire) && !self.closing.load(Ordering::Acquire);
         drop(core);
         if !rest {
             self.waker.wake();

@@ -186,8 +186,9 @@ impl Core {
             }
             // Another life of the same task.
             self.close(peer, Cause::new(CauseKind::Local, "it was started again under another address"));
-            self.turn();
         }
+        // What has this number so far is gone once that was told.
+        self.turn();
         self.transport.connect(peer, to)?;
         let traffic = self.links.get(&peer).map(|l| l.traffic).unwrap_or_default();
         self.links.insert(peer, Link { traffic, ..Link::new(who, to.clone()) });

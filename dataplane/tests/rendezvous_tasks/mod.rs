@@ -2,8 +2,9 @@
 
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::SharedBytes;
+use ringway_dataplane::rendezvous::wire::{Message, notes};
 use ringway_dataplane::rendezvous::{Key, Meta, Options, PeerInfo, Rendezvous, Value};
-use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer, Transport};
+use ringway_dataplane::transport::{Event, Hub, Loopback, LoopbackConfig, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -128,6 +129,54 @@ impl Tasks {
         while !done() {
             assert!(Instant::now() < deadline, "{}: it does not come about", self.name);
             std::thread::yield_now();
+        }
+    }
+}
+
+/// A peer of task 0 that says what it likes.
+pub(crate) struct Puppet {
+    pub(crate) transport: Loopback,
+    pub(crate) heard: Vec<Vec<u8>>,
+    events: Vec<Event>,
+}
+
+impl Tasks {
+    pub(crate) fn puppet(&self, number: u32) -> Puppet {
+        let mut transport = self.hub.as_ref().unwrap().join(Peer(number)).unwrap();
+        transport.connect(Peer(0), &self.all[0].address()).unwrap();
+        self.all[0].connect(Peer(number), who(number), &transport.address()).unwrap();
+        Puppet { transport, heard: Vec::new(), events: Vec::new() }
+    }
+}
+
+impl Puppet {
+    pub(crate) fn say(&mut self, message: &Message<'_>) {
+        let mut encoded = Vec::new();
+        message.encode(&mut encoded);
+        notes(&encoded).for_each(|note| self.transport.note(Peer(0), &note).unwrap());
+        self.poll();
+    }
+
+    pub(crate) fn poll(&mut self) {
+        self.transport.poll(&mut self.events);
+        for event in self.events.drain(..) {
+            if let Event::Note { note, .. } = event {
+                self.heard.push(note.bytes()[1..].to_vec());
+            }
+        }
+    }
+
+    /// The number of the question that task 0 asks next.
+    pub(crate) fn question(&mut self) -> u64 {
+        let deadline = Instant::now() + FAR;
+        loop {
+            self.poll();
+            for message in std::mem::take(&mut self.heard) {
+                if let Ok(Message::Ask { request, .. }) = Message::decode(&message) {
+                    return request;
+                }
+            }
+            assert!(Instant::now() < deadline, "nothing is asked");
         }
     }
 }

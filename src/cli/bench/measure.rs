@@ -23,6 +23,9 @@ pub(super) enum BenchError {
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// A value did not come by the rendezvous.
+    #[error(transparent)]
+    Tensors(Box<dyn std::error::Error + Send + Sync>),
     /// The table could not be printed.
     #[error("printing the table: {0}")]
     Output(#[from] std::io::Error),

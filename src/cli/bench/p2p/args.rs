@@ -12,6 +12,8 @@ pub(in crate::cli::bench) enum Op {
     /// Each straight into the memory of a receive that was posted before, however small: what a transport does with
     /// large messages (over RDMA, a one-sided write)
     Write,
+    /// By the rendezvous: each message is a value that one rank has and the other asks for by its key
+    Tensor,
 }
 
 impl Op {
@@ -20,6 +22,7 @@ impl Op {
         match self {
             Op::Send => "send",
             Op::Write => "write",
+            Op::Tensor => "tensor",
         }
     }
 }
@@ -40,6 +43,7 @@ pub(in crate::cli::bench) enum Measure {
   ringway bench p2p --op write -b 4K -e 8M -f 2    straight into posted receives
   ringway bench p2p --bidirectional --window 16    both ways at once
   ringway bench p2p --only latency --iters 10000   as ib_send_lat -n 10000
+  ringway bench p2p --op tensor -b 8 -e 64M -f 8   values by key, asked for by rank 0
   mpirun -n 2 ringway bench p2p                    under a launcher: between its two ranks
 
 Columns: t_min, t_typ (median), t_avg, t_p99 and t_max are of half a round trip, in
@@ -50,7 +54,9 @@ to the receiver's word that it has the last, over both directions with --bidirec
 takes. #wrong must be 0.
 
 Both ranks poll while they wait, as perftest does; with --events they sleep after a short
-while (RINGWAY_SPIN_US), as ranks do everywhere else.
+while (RINGWAY_SPIN_US), as ranks do everywhere else. With --op tensor they always do, half
+of a round trip is half of the time from a question to its value, and a window of values is
+asked for at a time.
 
 Exit codes: 0; 1 when a call failed or a byte was wrong; 2 and 125 when the flags do not fit.")]
 pub(crate) struct P2pArgs {

@@ -1,8 +1,10 @@
 //! `ringway bench p2p`: latency and bandwidth of messages between two ranks, in the manner of perftest.
 //!
-//! - [`args`]: the flags. [`pair`]: one size's memory, and the messages over it. [`table`]: what is printed.
+//! - [`args`]: the flags. [`pair`]: one size's memory, and the messages over it; [`keyed`]: the same by the rendezvous.
+//! - [`table`]: what is printed.
 
 mod args;
+mod keyed;
 mod pair;
 mod table;
 
@@ -11,8 +13,10 @@ pub(crate) use args::P2pArgs;
 use super::measure::{self, BenchError as Failed};
 use super::{BenchError, ended, launch_ranks};
 use args::{Measure, Op};
-use pair::Pair;
-use ringway::{CollectiveError, Communicator, Launch, ReduceOp, Settings};
+use keyed::Keyed;
+use pair::{Exchange, Pair};
+use ringway::rendezvous::{Rendezvous, StepId};
+use ringway::{Communicator, Launch, ReduceOp, Settings};
 use ringway_control::launch::Launcher;
 use std::io::stdout;
 use std::process::ExitCode;
@@ -49,7 +53,7 @@ pub(super) fn run(args: &P2pArgs) -> Result<ExitCode, BenchError> {
         // Then no message travels before the receiver has said where it goes.
         settings.eager_bytes = Some(0);
     }
-    if !args.events && settings.spin.is_none() {
+    if !args.events && args.op != Op::Tensor && settings.spin.is_none() {
         settings.spin = Some(POLL);
     }
     let comm = Communicator::join(&launch, &settings)?;
@@ -72,8 +76,15 @@ fn sweep(comm: &Communicator, args: &P2pArgs) -> Result<u64, Failed> {
         _ => None,
     };
     let mut wrong = 0;
+    let tensors = (args.op == Op::Tensor).then(|| Rendezvous::over(comm)).transpose();
+    let tensors = tensors.map_err(|error| Failed::Tensors(Box::new(error)))?;
+    let mut step = StepId(0);
     for bytes in args.sweep.size_list() {
-        let row = one(comm, args, bytes)?;
+        let mut pair: Box<dyn Exchange + '_> = match &tensors {
+            Some(tensors) => Box::new(Keyed::new(comm, tensors, &mut step, bytes, args.window)?),
+            None => Box::new(Pair::new(comm, bytes, args.window)?),
+        };
+        let row = one(comm, args, bytes, &mut *pair)?;
         wrong += row.wrong.unwrap_or(0);
         if let Some(p) = &mut printer {
             p.row(row)?;
@@ -86,13 +97,11 @@ fn sweep(comm: &Communicator, args: &P2pArgs) -> Result<u64, Failed> {
 }
 
 /// Measures one size, between two checks. The times are rank 0's.
-fn one(comm: &Communicator, args: &P2pArgs, bytes: u64) -> Result<Row, CollectiveError> {
-    let mut pair = Pair::new(comm, bytes, args.window)?;
-    let before = check(comm, args, &mut pair)?;
-    let latency = args.measures(Measure::Latency).then(|| latency(comm, args, &mut pair)).transpose()?;
-    let bandwidth =
-        args.measures(Measure::Bandwidth).then(|| bandwidth(comm, args, &mut pair)).transpose()?;
-    let after = check(comm, args, &mut pair)?;
+fn one(comm: &Communicator, args: &P2pArgs, bytes: u64, pair: &mut dyn Exchange) -> Result<Row, Failed> {
+    let before = check(comm, args, pair)?;
+    let latency = args.measures(Measure::Latency).then(|| latency(comm, args, pair)).transpose()?;
+    let bandwidth = args.measures(Measure::Bandwidth).then(|| bandwidth(comm, args, pair)).transpose()?;
+    let after = check(comm, args, pair)?;
     Ok(Row {
         op: args.op.name(),
         size_bytes: bytes,
@@ -103,7 +112,7 @@ fn one(comm: &Communicator, args: &P2pArgs, bytes: u64) -> Result<Row, Collectiv
     })
 }
 
-fn check(comm: &Communicator, args: &P2pArgs, pair: &mut Pair<'_>) -> Result<Option<u64>, CollectiveError> {
+fn check(comm: &Communicator, args: &P2pArgs, pair: &mut dyn Exchange) -> Result<Option<u64>, Failed> {
     if !args.sweep.checks() {
         return Ok(None);
     }
@@ -112,7 +121,7 @@ fn check(comm: &Communicator, args: &P2pArgs, pair: &mut Pair<'_>) -> Result<Opt
     Ok(Some(wrong[0]))
 }
 
-fn latency(comm: &Communicator, args: &P2pArgs, pair: &mut Pair<'_>) -> Result<Latency, CollectiveError> {
+fn latency(comm: &Communicator, args: &P2pArgs, pair: &mut dyn Exchange) -> Result<Latency, Failed> {
     let warm = args.sweep.warmup_iters.max(1);
     let each: Duration = pair.round_trips(warm)?.iter().sum::<Duration>() / warm as u32;
     let round_trips = measure::agree(comm, args.sweep.iterations(each, MOST_ROUND_TRIPS))?;
@@ -120,7 +129,7 @@ fn latency(comm: &Communicator, args: &P2pArgs, pair: &mut Pair<'_>) -> Result<L
     Ok(Latency::of(times.iter().map(|time| time.as_secs_f64() * 1e6 / 2.0).collect()))
 }
 
-fn bandwidth(comm: &Communicator, args: &P2pArgs, pair: &mut Pair<'_>) -> Result<Bandwidth, CollectiveError> {
+fn bandwidth(comm: &Communicator, args: &P2pArgs, pair: &mut dyn Exchange) -> Result<Bandwidth, Failed> {
     let window = pair.window();
     let warm = args.sweep.warmup_iters.max(window);
     let each = pair.stream(warm, args.bidirectional)? / warm as u32;

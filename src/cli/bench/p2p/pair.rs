@@ -1,12 +1,13 @@
 //! One size between two ranks: buffers for a window of messages, and the messages over them.
 
+use crate::cli::bench::measure::BenchError;
 use crate::cli::bench::values;
-use ringway::{Buffer, CollectiveError, Communicator, DType, Handle};
+use ringway::{Buffer, Communicator, DType, Handle};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Bytes that may be under way at once, per direction; two messages of any size.
-const WINDOW_BYTES: u64 = 64 << 20;
+pub(super) const WINDOW_BYTES: u64 = 64 << 20;
 /// Receives that are posted ahead of the messages of round trips.
 const AHEAD: usize = 2;
 /// How far apart the patterns of one window's messages begin: no power of two.
@@ -17,7 +18,27 @@ const ROUND_TRIP: u32 = 0;
 const STREAM: u32 = 1;
 const ARRIVED: u32 = 2;
 
-type Result<T> = std::result::Result<T, CollectiveError>;
+pub(super) type Result<T> = std::result::Result<T, BenchError>;
+
+/// Messages of one size between the two ranks.
+pub(super) trait Exchange {
+    /// Messages under way at once, at most.
+    fn window(&self) -> u64;
+
+    /// Length of a message.
+    fn bytes(&self) -> u64;
+
+    /// Goes there and back so many times, begun by rank 0. Its time of each; on rank 1 nothing that means something.
+    fn round_trips(&mut self, count: u64) -> Result<Vec<Duration>>;
+
+    /// Streams so many messages to one rank, and as many to the other if it goes both ways. Rank 0's time, until it knows that
+    /// all has arrived.
+    fn stream(&mut self, count: u64, both_ways: bool) -> Result<Duration>;
+
+    /// Sends a window of messages both ways, each with its own pattern. How many bytes of those that this rank received
+    /// are wrong.
+    fn wrong(&mut self) -> Result<u64>;
+}
 
 /// This rank's half.
 pub(super) struct Pair<'a> {
@@ -34,32 +55,49 @@ impl<'a> Pair<'a> {
     pub(super) fn new(comm: &'a Communicator, bytes: u64, window: u64) -> Result<Self> {
         let window = window.min((WINDOW_BYTES / bytes.max(1)).max(AHEAD as u64));
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let buffers = || (0..window).map(|_| comm.alloc(bytes)).collect::<Result<_>>();
+        let buffers = || (0..window).map(|_| Ok(comm.alloc(bytes)?)).collect::<Result<_>>();
         Ok(Pair { comm, peer: 1 - comm.rank(), bytes, from: buffers()?, into: buffers()? })
-    }
-
-    /// Messages under way at once, at most.
-    pub(super) fn window(&self) -> u64 {
-        self.from.len() as u64
-    }
-
-    /// Length of a message.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes as u64
     }
 
     fn send(&mut self, tag: u32) -> Result<Handle<u8>> {
         let buffer = self.from.pop_front().unwrap_or_else(|| unreachable!("at most a window is under way"));
-        self.comm.send_start(buffer, self.peer, tag)
+        Ok(self.comm.send_start(buffer, self.peer, tag)?)
     }
 
     fn receive(&mut self, tag: u32) -> Result<Handle<u8>> {
         let buffer = self.into.pop_front().unwrap_or_else(|| unreachable!("at most a window is under way"));
-        self.comm.recv_start(buffer, self.peer, tag)
+        Ok(self.comm.recv_start(buffer, self.peer, tag)?)
     }
 
-    /// Goes there and back so many times, begun by rank 0. Its time of each; on rank 1 nothing that means something.
-    pub(super) fn round_trips(&mut self, count: u64) -> Result<Vec<Duration>> {
+    fn post_receives(&mut self, left: &mut u64, posted: &mut VecDeque<Handle<u8>>) -> Result<()> {
+        while *left > 0 && !self.into.is_empty() {
+            posted.push_back(self.receive(STREAM)?);
+            *left -= 1;
+        }
+        Ok(())
+    }
+
+    /// Whoever has received a stream says so to the other.
+    fn confirm(&self, both_ways: bool) -> Result<()> {
+        let mut heard = [0u8];
+        Ok(match self.comm.rank() {
+            _ if both_ways => self.comm.sendrecv(&[1u8], self.peer, &mut heard, self.peer, ARRIVED),
+            0 => self.comm.recv(&mut heard, self.peer, ARRIVED),
+            _ => self.comm.send(&[1u8], self.peer, ARRIVED),
+        }?)
+    }
+}
+
+impl Exchange for Pair<'_> {
+    fn window(&self) -> u64 {
+        self.from.len() as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    fn round_trips(&mut self, count: u64) -> Result<Vec<Duration>> {
         let leads = self.comm.rank() == 0;
         let mut times = Vec::with_capacity(count as usize);
         let mut posted = VecDeque::with_capacity(AHEAD);
@@ -87,9 +125,7 @@ impl<'a> Pair<'a> {
         Ok(times)
     }
 
-    /// Streams so many messages from rank 0 to rank 1, and as many back if it goes both ways. The time until both
-    /// know that all has arrived.
-    pub(super) fn stream(&mut self, count: u64, both_ways: bool) -> Result<Duration> {
+    fn stream(&mut self, count: u64, both_ways: bool) -> Result<Duration> {
         let leads = self.comm.rank() == 0;
         let (mut to_send, mut to_receive) =
             if both_ways { (count, count) } else { (count * u64::from(leads), count * u64::from(!leads)) };
@@ -118,27 +154,7 @@ impl<'a> Pair<'a> {
         Ok(begun.elapsed())
     }
 
-    fn post_receives(&mut self, left: &mut u64, posted: &mut VecDeque<Handle<u8>>) -> Result<()> {
-        while *left > 0 && !self.into.is_empty() {
-            posted.push_back(self.receive(STREAM)?);
-            *left -= 1;
-        }
-        Ok(())
-    }
-
-    /// Whoever has received a stream says so to the other.
-    fn confirm(&self, both_ways: bool) -> Result<()> {
-        let mut heard = [0u8];
-        match self.comm.rank() {
-            _ if both_ways => self.comm.sendrecv(&[1u8], self.peer, &mut heard, self.peer, ARRIVED),
-            0 => self.comm.recv(&mut heard, self.peer, ARRIVED),
-            _ => self.comm.send(&[1u8], self.peer, ARRIVED),
-        }
-    }
-
-    /// Sends a window of messages both ways, each with its own pattern. How many bytes of those that this rank received
-    /// are wrong.
-    pub(super) fn wrong(&mut self) -> Result<u64> {
+    fn wrong(&mut self) -> Result<u64> {
         let pattern = |message: usize| message as u64 * PATTERN_STEP;
         let (rank, peer) = (self.comm.rank(), self.peer);
         for (message, buffer) in self.from.iter_mut().enumerate() {
