@@ -320,7 +320,9 @@ fn what_nobody_asked_for_takes_no_memory_and_stops_nobody() {
     let other = tasks.all[0].receive(STEP, &key(0), Source::Peer(Peer(1)));
     let here = tasks.all[0].receive(STEP, &key(0), Source::Peer(Peer(7)));
     let request = puppet.question();
-    for wrong in [0, 1, request + 1, request ^ 1 << 32, u64::MAX] {
+    // The other task's question among them.
+    assert_eq!(request, 1);
+    for wrong in [0, request + 1, request ^ 1 << 32, u64::MAX] {
         puppet.say(&Message::Value { request: wrong, meta: &[], payload: b"nothing" });
         puppet.say(&Message::Coming { request: wrong, bytes: 1 << 60, meta: &[] });
         puppet.say(&Message::Refusal { request: wrong, reason: Reason::Over, code: 0, words: "" });
