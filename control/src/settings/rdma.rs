@@ -2,7 +2,7 @@
 
 use ringway_dataplane::fabric::Policy;
 use ringway_dataplane::rdma::RdmaConfig;
-use ringway_dataplane::rdma::choice::{AddressRange, Family, HcaFilter, RoceVersion};
+use ringway_dataplane::rdma::choice::{AddressRange, Family, HcaFilter, PINNED_LIMIT_BYTES, RoceVersion};
 
 use super::value::{NameList, Value};
 use super::{Problem, Settings, Values, mismatch};
@@ -71,6 +71,7 @@ impl Values<'_> {
             pkey_index: u16::from(self.small("RINGWAY_IB_PKEY")),
             timeout: self.small("RINGWAY_IB_TIMEOUT"),
             retry_count: self.small("RINGWAY_IB_RETRY_CNT"),
+            pinned_limit_bytes: self.number("RINGWAY_IB_PINNED_BYTES").unwrap_or(PINNED_LIMIT_BYTES),
             ..RdmaConfig::default()
         }
     }
@@ -101,6 +102,7 @@ mod tests {
             ("RINGWAY_IB_PKEY", "1"),
             ("RINGWAY_IB_TIMEOUT", "20"),
             ("RINGWAY_IB_RETRY_CNT", "3"),
+            ("RINGWAY_IB_PINNED_BYTES", "2G"),
         ])
         .unwrap();
         let config = &settings.rdma_config;
@@ -109,6 +111,7 @@ mod tests {
         assert_eq!((config.family, config.roce_version), (Some(Family::V6), Some(RoceVersion::V2)));
         assert_eq!((config.traffic_class, config.service_level), (106, 5));
         assert_eq!((config.timeout, config.retry_count), (20, 3));
+        assert_eq!((config.pinned_limit_bytes, defaults.rdma_config.pinned_limit_bytes), (2 << 30, 16 << 30));
         let policy =
             |pairs: &[(&str, &str)]| Settings::from_pairs(pairs.iter().copied()).unwrap().rdma_policy();
         assert_eq!(policy(&[("RINGWAY_NET", "tcp")]), Policy::Off);
@@ -122,9 +125,10 @@ mod tests {
             ("RINGWAY_IB_HCA", "^"),
             ("RINGWAY_IB_ADDR_RANGE", "10.0.0.0"),
             ("RINGWAY_IB_TIMEOUT", "0"),
+            ("RINGWAY_IB_PINNED_BYTES", "4K"),
         ]);
-        assert_eq!(found.len(), 4);
-        let words = ["10.1.0.0/16", "auto or -1", "=mlx5_0:1", "from 1 to 22"];
+        assert_eq!(found.len(), 5);
+        let words = ["10.1.0.0/16", "auto or -1", "=mlx5_0:1", "1048576", "from 1 to 22"];
         assert!(found.iter().zip(words).all(|(said, word)| said.contains(word)), "{found:?}");
     }
 

@@ -297,6 +297,14 @@ pub const TABLE: &[Setting] = &[
         "How often RDMA sends again before a connection counts as broken. 7 counts as 6: soft-RoCE takes 7 for \
          ever.",
     ),
+    row(
+        "RINGWAY_IB_PINNED_BYTES",
+        Kind::AutoOrNumber { min: 1 << 20, max: 1 << 46 },
+        Some("auto"),
+        "bytes",
+        "How much lent memory RDMA keeps pinned at a time, counted once per device. auto: 16 GiB, or what the system \
+         allows where it refuses more.",
+    ),
     // How collectives are cut up and sent.
     row(
         "RINGWAY_ALGO",

@@ -13,8 +13,8 @@ use super::route::{MAX_OFFERS, Offer, Offers, Policy, Withheld, order, read_offe
 use super::why::Record;
 use crate::memory::{Region, RegionId};
 use crate::transport::{
-    Address, Caps, Cause, ConnectError, Event, Note, Op, OpId, Peer, PostError, RegionKey, RegisterError,
-    Transport, Waker,
+    Address, Caps, Cause, ConnectError, Copies, Event, Note, Op, OpId, Peer, PostError, RegionKey,
+    RegisterError, Transport, Waker,
 };
 use rustix::event::epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -391,6 +391,13 @@ impl Transport for Endpoint {
             Some(inner) => format!("{record}: {inner}"),
             None => record.to_string(),
         })
+    }
+
+    /// Of all transports together.
+    fn copies(&self) -> Copies {
+        let mut all = Copies::default();
+        self.ways.iter().for_each(|way| all += way.transport.copies());
+        all
     }
 
     fn pending(&self, peer: Peer) -> (usize, usize) {

@@ -24,7 +24,7 @@ use super::request::{Kind as Request, WrId, distance};
 use super::verbs::{Sge, VerbsError, WorkCompletion};
 use super::wire::{self, OVERHEAD_BYTES};
 use crate::transport::matching::{Frame, Kind, Matcher, Place, Retired};
-use crate::transport::{Cause, CauseKind, Event, Note, OpId, Peer};
+use crate::transport::{Cause, CauseKind, Copies, Event, Note, OpId, Peer};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -33,6 +33,11 @@ const SIGNAL_EVERY: u32 = 16;
 
 /// What operations hold.
 pub(super) type Holds = HashMap<OpId, Arc<Registered>>;
+
+/// Whether a hello tells of this queue pair: number 0 is never one of ours.
+fn is_announced((number, _): (u32, u32)) -> bool {
+    number != 0
+}
 
 /// What a connection has come to.
 pub(super) enum Verdict {
@@ -91,12 +96,16 @@ pub(super) struct Connection {
     goodbye: Option<u32>,
     /// The peer's goodbye came.
     pub(super) left: bool,
+    /// Rails that failed before both sides were ready.
+    pub(super) failed_early: Vec<(usize, Cause)>,
     /// Payload bytes that were copied through the ring.
     pub(super) copied_bytes: u64,
+    /// Payload bytes that were copied out of messages.
+    copied_in_bytes: u64,
 }
 
 impl Connection {
-    /// Makes the queue pairs of these rails, and posts their receives.
+    /// Makes the queue pairs of these rails whose devices work, and posts their receives.
     pub(super) fn new(
         (link, generation): (u32, u16),
         pairs: &[RailPair],
@@ -106,22 +115,28 @@ impl Connection {
     ) -> Result<Connection, VerbsError> {
         let slot_bytes = (OVERHEAD_BYTES + payload_bytes.max(wire::PLACE_BYTES)).next_multiple_of(64);
         let mut rails: Vec<Rail> = Vec::with_capacity(pairs.len());
-        for pair in pairs {
+        let usable: Vec<bool> = pairs.iter().map(|p| devices[p.mine].is_usable()).collect();
+        // Where no port works now, one may when the peer answers.
+        let any = usable.contains(&true);
+        let mut refused = None;
+        for (pair, usable) in pairs.iter().zip(usable) {
             let id = |aux| WrId { kind: Request::Receive, generation, link, aux }.pack();
-            match Rail::new(pair.mine, devices, slot_bytes, psn, id) {
-                Ok(rail) => rails.push(rail),
-                Err(why) => {
-                    rails.iter().for_each(|r| devices[r.device].unreserve(super::rail::ENTRIES));
-                    return Err(why);
+            let made = match usable || (!any && devices[pair.mine].broken.is_none()) {
+                true => {
+                    Rail::new(pair.mine, devices, slot_bytes, psn, id).map_err(|why| refused = Some(why)).ok()
                 }
-            }
+                false => None,
+            };
+            rails.push(made.unwrap_or_else(|| Rail::absent(pair.mine)));
         }
-        let domains: Vec<_> = rails.iter().map(|r| Arc::clone(&devices[r.device].domain)).collect();
+        let domain = |r: &Rail| r.is_alive().then(|| Arc::clone(&devices[r.device].domain));
+        let domains: Vec<_> = rails.iter().map(domain).collect();
         // And one for each rail whose failure is told of.
-        let ring = Pinned::new(&domains, (SENDS as usize + MAX_RAILS) * slot_bytes);
-        let ring = ring.inspect_err(|_| {
-            rails.iter().for_each(|r| devices[r.device].unreserve(super::rail::ENTRIES));
-        })?;
+        let ring = match refused {
+            Some(why) if domains.iter().all(Option::is_none) => Err(why),
+            _ => Pinned::new(&domains, (SENDS as usize + MAX_RAILS) * slot_bytes),
+        };
+        let ring = ring.inspect_err(|_| rails.iter().for_each(|r| r.unreserve(devices)))?;
         Ok(Connection {
             link,
             generation,
@@ -145,7 +160,9 @@ impl Connection {
             ends: Ends::new(),
             goodbye: None,
             left: false,
+            failed_early: Vec::new(),
             copied_bytes: 0,
+            copied_in_bytes: 0,
         })
     }
 
@@ -165,6 +182,9 @@ impl Connection {
         if rails == 0 || rails > most {
             return Err(format!("{rails} rails, out of {most}"));
         }
+        if !theirs.ends.into_iter().any(is_announced) {
+            return Err("no rail that is up".to_owned());
+        }
         if u32::from(theirs.receives) != RECEIVES {
             return Err(format!("{} receives, for {RECEIVES}", theirs.receives));
         }
@@ -182,15 +202,53 @@ impl Connection {
         pairs: &[RailPair],
         devices: &[Device],
         config: &RdmaConfig,
-    ) -> Result<(), VerbsError> {
+    ) -> Result<(), String> {
         self.payload_bytes = self.payload_bytes.min(theirs.payload_bytes as usize);
         self.their_receives = u32::from(theirs.receives);
         self.budget = self.their_receives;
-        self.rails.truncate(usize::from(theirs.rails));
-        for ((rail, pair), end) in self.rails.iter_mut().zip(pairs).zip(theirs.ends) {
-            rail.bring_up(end, pair, &devices[rail.device], config)?;
+        let mut common = None;
+        let mut refused = None;
+        for (at, ((rail, pair), end)) in self.rails.iter_mut().zip(pairs).zip(theirs.ends).enumerate() {
+            if !rail.is_alive() || !is_announced(end) {
+                rail.kill();
+                continue;
+            }
+            common.get_or_insert(at);
+            // One that fails was told of, so it fails as one that is up.
+            if let Err(why) = rail.bring_up(end, pair, &devices[rail.device], config) {
+                self.failed_early.push((at, Cause::new(CauseKind::Unreachable, why.to_string())));
+                refused = Some(why.to_string());
+            }
         }
-        Ok(())
+        self.control = common.ok_or("no rail is up on both sides")?;
+        match refused {
+            Some(why) if self.failed_early.len() >= self.alive() => Err(why),
+            _ => Ok(()),
+        }
+    }
+
+    /// Leaves a rail out before the peer has heard of it.
+    pub(super) fn leave_out(&mut self, rail: usize) {
+        self.rails[rail].kill();
+    }
+
+    /// A port failed before both sides were ready.
+    pub(super) fn fail_early(&mut self, rail: usize, cause: Cause) -> Verdict {
+        if self.rails[rail].is_alive() && self.failed_early.iter().all(|(r, _)| *r != rail) {
+            self.failed_early.push((rail, cause.clone()));
+        }
+        match self.failed_early.len() < self.alive() {
+            true => Verdict::On,
+            false => Verdict::Lost(cause),
+        }
+    }
+
+    /// How payload has moved through its queues; what the peer has written is the matcher's to count.
+    pub(super) fn copies(&self) -> Copies {
+        Copies {
+            copied_bytes: self.copied_bytes + self.copied_in_bytes,
+            placed_bytes: self.rails.iter().map(|r| r.written_bytes).sum(),
+        }
     }
 
     pub(super) fn is_generation(&self, generation: u16) -> bool {
@@ -477,6 +535,7 @@ impl Connection {
                     if let Some(into) = matcher.buffer(&body) {
                         into.copy_from_slice(payload);
                     }
+                    self.copied_in_bytes += payload.len() as u64;
                     matcher.advance(&mut body, payload.len(), events);
                 }
             }

@@ -71,7 +71,7 @@ impl Device {
         let mut hellos = QueuePair::create(&domain, &spec)?;
         hellos.start_datagrams(rail.port, rail.pkey_index, queue_key, 0)?;
         let buffer =
-            Pinned::new(std::slice::from_ref(&domain), (HELLO_RECEIVES + HELLO_SENDS) as usize * SLOT_BYTES)?;
+            Pinned::new(&[Some(Arc::clone(&domain))], (HELLO_RECEIVES + HELLO_SENDS) as usize * SLOT_BYTES)?;
         let mut device = Device {
             rail,
             context,
@@ -222,6 +222,11 @@ impl Device {
                 flow_label: 0,
             }),
         }
+    }
+
+    /// Whether new connections can use it.
+    pub(super) fn is_usable(&self) -> bool {
+        self.broken.is_none() && self.is_active()
     }
 
     /// Whether the port carries data now.

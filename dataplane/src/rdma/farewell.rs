@@ -51,6 +51,7 @@ impl RdmaTransport {
             let link = &mut self.links[at as usize];
             if let Some(mut channel) = link.channel.take() {
                 channel.matcher.fail(&gone, &mut self.done);
+                self.past += channel.copies();
             }
             link.gone.get_or_insert_with(|| gone.clone());
         }

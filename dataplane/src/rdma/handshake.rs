@@ -14,7 +14,7 @@ use super::choice::MAX_RAILS;
 /// Length of an encoded hello: fits the smallest MTU.
 pub const HELLO_BYTES: usize = 128;
 /// Version of this protocol. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// What every hello begins with.
 pub const MAGIC: [u8; 4] = *b"RWRD";
 /// Pause before a hello is repeated the first time; it doubles each time.
@@ -47,7 +47,7 @@ pub struct Hello {
     pub payload_bytes: u32,
     /// How many of `ends` there are, best first.
     pub rails: u8,
-    /// Queue pair number and first packet number, by rail.
+    /// Queue pair number and first packet number, by rail; zeros for one that the speaker leaves out.
     pub ends: [(u32, u32); MAX_RAILS],
 }
 

@@ -2,14 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::choice::{RailPair, RdmaOffer};
-use super::connection::Connection;
+use super::connection::{Connection, Verdict};
 use super::device::Way;
 use super::handshake::{Answer, Hello, Meeting};
-use super::rail::ENTRIES;
+use super::resolver::{Answer as Found, Ask, Resolved};
 use super::transport::RdmaTransport;
-use super::verbs::{AddressHandle, VerbsError};
 use crate::transport::matching::{Agreed, Matcher, UNIT_BYTES};
-use crate::transport::{Cause, CauseKind, Note, Peer};
+use crate::transport::{Cause, CauseKind, Copies, Note, Peer};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -46,7 +45,11 @@ pub(super) struct Link {
     pub(super) channel: Option<Box<Channel>>,
     /// Which connection comes next.
     pub(super) generation: u16,
-    pub(super) handle: Option<Arc<AddressHandle>>,
+    /// The ways to its ends of the rails, for hellos, and how many hellos were said.
+    pub(super) ways: Vec<Resolved>,
+    pub(super) said: usize,
+    /// A hello that came before the ways were known.
+    pub(super) early: Option<Hello>,
     /// Lost or left.
     pub(super) gone: Option<Cause>,
     /// In the list of links that the next poll fills.
@@ -54,7 +57,38 @@ pub(super) struct Link {
     pub(super) why: Option<String>,
 }
 
+impl Link {
+    /// Whether a way to the peer is being looked for.
+    pub(super) fn is_looking(&self) -> bool {
+        self.ways.iter().any(|w| matches!(w, Resolved::Asked))
+    }
+
+    /// Whether all ways have been looked for, and one was found.
+    fn knows_ways(&self) -> bool {
+        !self.is_looking() && self.ways.iter().any(|w| matches!(w, Resolved::Ready(_)))
+    }
+
+    /// Rails without a way, and why. Allocates nothing while there are none.
+    fn dead_ways(&self) -> Vec<(usize, String)> {
+        let dead = self.ways.iter().enumerate().filter_map(|(rail, way)| match way {
+            Resolved::Failed(why) => Some((rail, why.clone())),
+            _ => None,
+        });
+        dead.collect()
+    }
+}
+
 impl Channel {
+    /// How its payload has moved; of a connection that is over, what [`RdmaTransport::disconnect`] has kept.
+    pub(super) fn copies(&self) -> Copies {
+        let placed_bytes = self.matcher.moved().landed;
+        let mut all = Copies { copied_bytes: 0, placed_bytes };
+        if let Stage::Meeting(connection, _) | Stage::Up(connection) = &self.stage {
+            all += connection.copies();
+        }
+        all
+    }
+
     /// Whether the queue pairs are ready both ways.
     pub(super) fn is_up(&self) -> bool {
         matches!(self.stage, Stage::Up(_))
@@ -91,25 +125,63 @@ impl RdmaTransport {
         self.must_look = true;
     }
 
-    fn begin_meeting(&mut self, at: u32) -> Result<(), VerbsError> {
+    fn begin_meeting(&mut self, at: u32) -> Result<(), String> {
         let (now_ms, timeout_ms) = (self.clock_ms(), self.config.connect_timeout_ms);
         self.psns = self.psns.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         let psn = (self.psns >> 40) as u32;
         let link = &mut self.links[at as usize];
         link.generation = link.generation.wrapping_add(1) & 0xfff;
         let generation = link.generation;
-        if link.handle.is_none() {
-            let pair = &link.pairs[0];
-            let device = &self.devices[pair.mine];
-            let route = device.route(&self.config.rdma, &Way::of(pair));
-            link.handle = Some(Arc::new(AddressHandle::create(&device.domain, &route)?));
-        }
         let bytes = (self.config.payload_bytes(), self.config.stripe_bytes);
-        let connection = Connection::new((at, generation), &link.pairs, &mut self.devices, bytes, psn)?;
+        let connection = Connection::new((at, generation), &link.pairs, &mut self.devices, bytes, psn)
+            .map_err(|why| why.to_string())?;
         if let Some(channel) = &mut link.channel {
             channel.stage = Stage::Meeting(Box::new(connection), Meeting::new(now_ms, timeout_ms));
         }
+        self.look_for_ways(at)
+    }
+
+    /// Looks for the ways to the peer that are not known.
+    fn look_for_ways(&mut self, at: u32) -> Result<(), String> {
+        let link = &mut self.links[at as usize];
+        let Some(Stage::Meeting(connection, _)) = link.channel.as_ref().map(|c| &c.stage) else {
+            return Ok(());
+        };
+        for (rail, (way, pair)) in link.ways.iter_mut().zip(&link.pairs).enumerate() {
+            if matches!(way, Resolved::Asked | Resolved::Ready(_)) || !connection.rails[rail].is_alive() {
+                continue;
+            }
+            let device = &self.devices[pair.mine];
+            let (domain, route) =
+                (Arc::clone(&device.domain), device.route(&self.config.rdma, &Way::of(pair)));
+            let asked =
+                self.resolver.ask(Ask { link: at, incarnation: link.incarnation, rail, domain, route });
+            asked.map_err(|why| format!("a thread could not be started: {why}"))?;
+            *way = Resolved::Asked;
+        }
         Ok(())
+    }
+
+    /// Takes the ways that were found.
+    fn take_ways(&mut self) -> bool {
+        let mut moved = false;
+        while let Some(Found { link: at, incarnation, rail, found }) = self.resolver.next() {
+            moved = true;
+            let Some(link) = self.links.get_mut(at as usize).filter(|l| l.incarnation == incarnation) else {
+                continue;
+            };
+            let Some(way) = link.ways.get_mut(rail) else { continue };
+            *way = match found {
+                Ok(handle) => Resolved::Ready(Arc::new(handle)),
+                Err(why) => Resolved::Failed(why.to_string()),
+            };
+            if link.knows_ways()
+                && let Some(hello) = link.early.take()
+            {
+                self.hear(hello);
+            }
+        }
+        moved
     }
 
     /// What this side's hellos to a peer say.
@@ -136,8 +208,16 @@ impl RdmaTransport {
 
     fn say(&mut self, at: u32, answer: Answer) {
         let hello = self.hello(at, answer).encode();
-        let link = &self.links[at as usize];
-        let (Some(handle), pair) = (&link.handle, &link.pairs[0]) else { return };
+        let link = &mut self.links[at as usize];
+        link.said += 1;
+        // Each over another rail, since one that is down at the other side can be told by silence alone.
+        let ways = link.ways.iter().zip(&link.pairs);
+        let ready = ways.filter_map(|(way, pair)| match way {
+            Resolved::Ready(handle) => Some((handle, pair)),
+            _ => None,
+        });
+        let count = ready.clone().count().max(1);
+        let Some((handle, pair)) = ready.clone().nth(link.said % count) else { return };
         let theirs = &link.offer.rails[pair.theirs];
         let to = (theirs.bootstrap_queue_pair, theirs.bootstrap_queue_key);
         self.devices[pair.mine].say(&hello, handle, to);
@@ -181,8 +261,13 @@ impl RdmaTransport {
 
     fn hear_peer(&mut self, at: u32, hello: &Hello) {
         let link = &mut self.links[at as usize];
+        let (knows_ways, dead) = (link.knows_ways(), link.dead_ways());
         let Some(channel) = &mut link.channel else { return };
         channel.sign_ms = self.now_ms;
+        if matches!(channel.stage, Stage::Meeting(..)) && !knows_ways {
+            link.early = Some(*hello);
+            return;
+        }
         let (heard, answer) = match &mut channel.stage {
             Stage::None => return,
             // Its answer was lost.
@@ -195,6 +280,7 @@ impl RdmaTransport {
                 }
                 let heard = meeting.hear(hello);
                 if heard.connect {
+                    dead.iter().for_each(|(rail, _)| connection.leave_out(*rail));
                     let up = connection.bring_up(hello, &link.pairs, &self.devices, &self.config.rdma);
                     if let Err(why) = up {
                         let evidence = format!("peer {} could not be connected to: {why}", link.peer.0);
@@ -221,9 +307,21 @@ impl RdmaTransport {
         let link = &mut self.links[at as usize];
         let Some(channel) = &mut link.channel else { return };
         channel.stage = match std::mem::replace(&mut channel.stage, Stage::None) {
-            Stage::Meeting(connection, meeting) if meeting.is_up() => {
-                link.why = Some(describe(&link.pairs, &self.offer, &link.offer));
+            Stage::Meeting(mut connection, meeting) if meeting.is_up() => {
+                let used = link.pairs.iter().zip(&connection.rails).filter(|(_, r)| r.is_alive());
+                let used: Vec<RailPair> = used.map(|(pair, _)| pair.clone()).collect();
+                link.why = Some(describe(&used, &self.offer, &link.offer));
                 self.meetings.retain(|m| *m != at);
+                let failed = std::mem::take(&mut connection.failed_early);
+                for (rail, cause) in failed {
+                    let (matcher, done) = (&mut channel.matcher, &mut self.done);
+                    let verdict =
+                        connection.after_failure(rail, (cause, false), &self.retired, matcher, done);
+                    if let Verdict::Lost(cause) = verdict {
+                        channel.stage = Stage::Up(connection);
+                        return self.lose(at, cause);
+                    }
+                }
                 Stage::Up(connection)
             }
             other => other,
@@ -233,25 +331,36 @@ impl RdmaTransport {
 
     /// Repeats hellos that are due, and gives up those that nobody answers.
     pub(super) fn step_meetings(&mut self) -> bool {
+        let mut moved = self.take_ways();
         let now_ms = self.now_ms;
-        let mut moved = false;
         for i in (0..self.meetings.len()).rev() {
             let at = self.meetings[i];
             let link = &mut self.links[at as usize];
-            let Some(Stage::Meeting(_, meeting)) = link.channel.as_mut().map(|c| &mut c.stage) else {
+            let (knows, dead) = (link.knows_ways(), link.dead_ways());
+            let is_looking = link.is_looking();
+            let is_reached = link.ways.iter().any(|w| matches!(w, Resolved::Ready(_)));
+            let Some(Stage::Meeting(connection, meeting)) = link.channel.as_mut().map(|c| &mut c.stage)
+            else {
                 self.meetings.swap_remove(i);
                 continue;
             };
             if let Some(tried) = meeting.is_late(now_ms) {
                 let way = describe(&link.pairs, &self.offer, &link.offer);
                 let timeout_ms = self.config.connect_timeout_ms;
+                let tried = dead.into_iter().next().map_or(tried, |(_, why)| why);
                 let evidence =
                     format!("peer {} was not reached within {timeout_ms} ms: {tried} ({way})", link.peer.0);
                 self.lose(at, Cause::new(CauseKind::Unreachable, evidence));
                 moved = true;
-            } else if meeting.speaks(now_ms) {
+            } else if knows && meeting.speaks(now_ms) {
                 let answer = meeting.answer();
+                dead.iter().for_each(|(rail, _)| connection.leave_out(*rail));
                 self.say(at, answer);
+                moved = true;
+            } else if !is_reached && !is_looking && meeting.speaks(now_ms) {
+                if let Err(why) = self.look_for_ways(at) {
+                    self.lose(at, Cause::new(CauseKind::Local, why));
+                }
                 moved = true;
             }
         }
@@ -261,11 +370,11 @@ impl RdmaTransport {
     /// Takes a link's connection down: what its devices still do with lent memory ends here.
     pub(super) fn disconnect(&mut self, at: u32) {
         let Some(channel) = &mut self.links[at as usize].channel else { return };
-        if matches!(std::mem::replace(&mut channel.stage, Stage::None), Stage::None) {
-            return;
-        }
-        for pair in &self.links[at as usize].pairs {
-            self.devices[pair.mine].unreserve(ENTRIES);
+        if let Stage::Meeting(connection, _) | Stage::Up(connection) =
+            std::mem::replace(&mut channel.stage, Stage::None)
+        {
+            self.past += connection.copies();
+            connection.rails.iter().for_each(|rail| rail.unreserve(&mut self.devices));
         }
     }
 }

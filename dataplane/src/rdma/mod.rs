@@ -6,7 +6,7 @@
 //! - `connection`: small messages of one peer. `writes`: its large ones. `rail`: one of its queue pairs. `ends`: when
 //!   the end of a message that several carried may be believed, pure; `fences`: the same on queue pairs. `failover`:
 //!   going on without one. [`wire`]: encoding, pure.
-//! - `registration`: memory that the devices know. `request`: numbers of requests. `watch`: sleeping.
+//! - `resolver`: the way to a peer's port. `registration`: memory that the devices know. `request`: numbers of requests. `watch`: sleeping.
 //! - [`verbs`]: the device interface: libibverbs, found at run time, behind owners that cannot be dropped in the
 //!   wrong order. The program starts and runs on a machine that has neither the library nor a device.
 //!
@@ -25,6 +25,7 @@ mod pulse;
 mod rail;
 mod registration;
 mod request;
+mod resolver;
 pub mod survey;
 pub mod transport;
 pub mod verbs;
@@ -71,8 +72,6 @@ pub struct Config {
     pub connect_timeout_ms: u64,
     /// Bytes of a write, where several rails share a message: larger ones are striped over them.
     pub stripe_bytes: u64,
-    /// Bytes of lent memory that are pinned at a time, counted once per device.
-    pub pinned_limit_bytes: u64,
     /// What the settings want of RDMA.
     pub rdma: RdmaConfig,
 }
@@ -89,7 +88,6 @@ impl Config {
             depth: 128,
             connect_timeout_ms: 30_000,
             stripe_bytes: 256 << 10,
-            pinned_limit_bytes: 16 << 30,
             rdma: RdmaConfig::default(),
         }
     }

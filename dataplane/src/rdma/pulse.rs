@@ -134,6 +134,7 @@ impl RdmaTransport {
             let device = &mut self.devices[d];
             if let Some(why) = device.broken.clone().filter(|_| !device.given_up) {
                 device.given_up = true;
+                self.registry.leave_out(d);
                 let why = format!("device {} broke: {why}", device.rail.device);
                 self.lose_all_on(d, &why, true);
             }
@@ -149,7 +150,7 @@ impl RdmaTransport {
             let Some(Channel { stage, matcher, .. }) = link.channel.as_deref_mut() else { continue };
             let verdict = match stage {
                 Stage::None => continue,
-                Stage::Meeting(..) => Verdict::Lost(cause),
+                Stage::Meeting(connection, _) => connection.fail_early(rail, cause),
                 Stage::Up(connection) => {
                     connection.after_failure(rail, (cause, broke), &self.retired, matcher, &mut self.done)
                 }

@@ -86,6 +86,30 @@ pub(super) struct Rail {
 }
 
 impl Rail {
+    /// One that is left out.
+    pub(super) fn absent(device: usize) -> Rail {
+        Rail {
+            device,
+            pair: None,
+            ring: None,
+            slot_bytes: 0,
+            psn: 0,
+            max_write_bytes: 1,
+            inline_bytes: 0,
+            writes: VecDeque::new(),
+            under_way_bytes: 0,
+            written_bytes: 0,
+            again: Vec::new(),
+            posted: 0,
+            pulsing: false,
+            uncounted: 0,
+            fences: Speaker::default(),
+            fences_owed: 0,
+            failed: false,
+            stopped_ms: None,
+        }
+    }
+
     /// Makes the queue pair, and posts its receives.
     pub(super) fn new(
         device: usize,
@@ -122,27 +146,17 @@ impl Rail {
         let mut pair = QueuePair::create(&on.domain, &spec)?;
         pair.to_init(on.rail.port, on.rail.pkey_index, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let receives = RECEIVES + SPARE_RECEIVES;
-        let ring = Pinned::new(std::slice::from_ref(&on.domain), receives as usize * slot_bytes)?;
+        let ring = Pinned::new(&[Some(Arc::clone(&on.domain))], receives as usize * slot_bytes)?;
         let inline_bytes = pair.capacity().max_inline_bytes;
         let mut rail = Rail {
-            device,
             pair: Some(pair),
             ring: Some(ring),
             slot_bytes,
             psn,
             max_write_bytes: u64::from(on.port.max_message_bytes).max(1),
             inline_bytes,
-            writes: VecDeque::new(),
-            under_way_bytes: 0,
-            written_bytes: 0,
             again: (0..receives).collect(),
-            posted: 0,
-            pulsing: false,
-            uncounted: 0,
-            fences: Speaker::default(),
-            fences_owed: 0,
-            failed: false,
-            stopped_ms: None,
+            ..Rail::absent(device)
         };
         let posted = rail.post_receives(receive_id);
         posted.map_err(|e| VerbsError::Call {
@@ -153,9 +167,16 @@ impl Rail {
         Ok(rail)
     }
 
-    /// Number of the queue pair and of its first packet.
+    /// Gives back what [`Self::new`] has reserved.
+    pub(super) fn unreserve(&self, devices: &mut [Device]) {
+        if self.ring.is_some() {
+            devices[self.device].unreserve(ENTRIES);
+        }
+    }
+
+    /// Number of the queue pair and of its first packet; zeros where it is left out.
     pub(super) fn end(&self) -> (u32, u32) {
-        (self.pair.as_ref().map_or(0, QueuePair::number), self.psn)
+        self.pair.as_ref().map_or((0, 0), |pair| (pair.number(), self.psn))
     }
 
     /// Connects to the peer's queue pair.

@@ -4,6 +4,8 @@
 //! - **G1** A registration lasts as long as an operation holds it. Without one it is dropped when its memory is no
 //!   longer needed by anybody else, when room is needed for others, or at once if the memory was borrowed for a call.
 //! - **G2** What is pinned stays within the limit in bytes. What does not fit is not registered, and travels in frames.
+//! - **G3** A refusal of the system is not asked for again at every operation: it lowers the limit to what was pinned then
+//!   ([`Limit`]), for [`RETRY_AFTER`] refusals.
 
 use super::verbs::{Access, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::memory::{Block, RegionId};
@@ -15,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Page-aligned memory of the queues themselves, registered with some devices.
 pub(super) struct Pinned {
     // Dropped before the memory is unmapped.
-    regions: Vec<MemoryRegion>,
+    regions: Vec<Option<MemoryRegion>>,
     base: NonNull<u8>,
     len: usize,
 }
@@ -24,10 +26,10 @@ pub(super) struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// `len` zeroed bytes that the devices may read and write.
-    pub(super) fn new(domains: &[Arc<ProtectionDomain>], len: usize) -> Result<Pinned, VerbsError> {
+    /// `len` zeroed bytes that the devices may read and write; some may be left out.
+    pub(super) fn new(domains: &[Option<Arc<ProtectionDomain>>], len: usize) -> Result<Pinned, VerbsError> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        let device = domains.first().map_or("", |d| d.context().name());
+        let device = domains.iter().flatten().next().map_or("", |d| d.context().name());
         let refused = |errno| VerbsError::Call { call: "mmap", device: device.to_owned(), errno };
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a new mapping overlaps nothing.
@@ -37,16 +39,19 @@ impl Pinned {
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| refused(libc::ENOMEM))?;
         let mut pinned = Pinned { regions: Vec::with_capacity(domains.len()), base, len };
         for domain in domains {
-            // SAFETY: unmapped after the regions are dropped; bytes are touched by the rules of `bytes` and
-            // `bytes_mut`.
-            pinned.regions.push(unsafe { MemoryRegion::register(domain, base, len, Access::LOCAL_WRITE)? });
+            let register = |domain: &Arc<ProtectionDomain>| {
+                // SAFETY: unmapped after the regions are dropped; bytes are touched by the rules of `bytes` and
+                // `bytes_mut`.
+                unsafe { MemoryRegion::register(domain, base, len, Access::LOCAL_WRITE) }
+            };
+            pinned.regions.push(domain.as_ref().map(register).transpose()?);
         }
         Ok(pinned)
     }
 
     /// This process's key with the device of this index among those given.
     pub(super) fn lkey(&self, device: usize) -> u32 {
-        self.regions.get(device).map_or(0, MemoryRegion::lkey)
+        self.regions.get(device).and_then(Option::as_ref).map_or(0, MemoryRegion::lkey)
     }
 
     /// Address of the byte at `at`.
@@ -92,8 +97,8 @@ impl Drop for Pinned {
 /// Memory of a region, registered with every device of the transport.
 #[derive(Debug)]
 pub(super) struct Registered {
-    // Dropped before the block that keeps the memory mapped.
-    regions: Vec<MemoryRegion>,
+    // Dropped before the block that keeps the memory mapped. Without those of devices that are of no use any more.
+    regions: Vec<Option<MemoryRegion>>,
     writable: bool,
     used: AtomicU64,
     block: Block,
@@ -102,35 +107,75 @@ pub(super) struct Registered {
 impl Registered {
     /// This process's key with the device of this index.
     pub(super) fn lkey(&self, device: usize) -> u32 {
-        self.regions.get(device).map_or(0, MemoryRegion::lkey)
+        self.regions.get(device).and_then(Option::as_ref).map_or(0, MemoryRegion::lkey)
     }
 
     /// The peers' key with the device of this index.
     pub(super) fn rkey(&self, device: usize) -> u32 {
-        self.regions.get(device).map_or(0, MemoryRegion::rkey)
+        self.regions.get(device).and_then(Option::as_ref).map_or(0, MemoryRegion::rkey)
     }
 
     fn bytes(&self) -> u64 {
-        (self.block.len() * self.regions.len()) as u64
+        (self.block.len() * self.regions.iter().flatten().count()) as u64
+    }
+}
+
+/// Refusals that a lowered limit answers by itself before the system is asked again.
+const RETRY_AFTER: u32 = 4096;
+
+/// How much may be pinned: pure.
+#[derive(Debug)]
+struct Limit {
+    /// As configured.
+    set_bytes: u64,
+    /// As the system has shown, and how many refusals that has answered.
+    learned_bytes: Option<u64>,
+    answered: u32,
+}
+
+impl Limit {
+    fn new(set_bytes: u64) -> Limit {
+        Limit { set_bytes, learned_bytes: None, answered: 0 }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.learned_bytes.unwrap_or(self.set_bytes)
+    }
+
+    /// The system refused to pin `need` more than `pinned`. Returns whether that is news.
+    fn refused(&mut self, pinned: u64, need: u64) -> bool {
+        let learned = pinned.saturating_add(need).saturating_sub(1).min(self.set_bytes);
+        let news = self.learned_bytes.is_none_or(|known| learned < known / 2);
+        self.learned_bytes = Some(learned);
+        self.answered = 0;
+        news
+    }
+
+    /// Something did not fit.
+    fn answer(&mut self) {
+        self.answered += 1;
+        if self.answered >= RETRY_AFTER {
+            *self = Limit::new(self.set_bytes);
+        }
     }
 }
 
 /// The registrations of a transport.
 #[derive(Debug)]
 pub(super) struct Registry {
-    domains: Vec<Arc<ProtectionDomain>>,
+    domains: Vec<Option<Arc<ProtectionDomain>>>,
     known: HashMap<RegionId, Vec<Arc<Registered>>>,
     pinned_bytes: u64,
-    limit_bytes: u64,
+    limit: Limit,
     clock: u64,
-    refused: bool,
 }
 
 impl Registry {
     /// For these devices, in their order; pins up to `limit_bytes` at a time.
     pub(super) fn new(domains: Vec<Arc<ProtectionDomain>>, limit_bytes: u64) -> Registry {
         let known = HashMap::new();
-        Registry { domains, known, pinned_bytes: 0, limit_bytes, clock: 0, refused: false }
+        let domains = domains.into_iter().map(Some).collect();
+        Registry { domains, known, pinned_bytes: 0, limit: Limit::new(limit_bytes), clock: 0 }
     }
 
     /// Registers the memory, or finds that it is; `None`: it cannot be.
@@ -144,15 +189,7 @@ impl Registry {
             found.used.store(self.clock, Ordering::Relaxed);
             return Some(Arc::clone(found));
         }
-        match self.register(block, write) {
-            Ok(registered) => registered,
-            Err(why) => {
-                if !std::mem::replace(&mut self.refused, true) {
-                    tracing::warn!("{why}; such messages are copied, which is slower");
-                }
-                None
-            }
-        }
+        self.register(block, write).unwrap_or(None)
     }
 
     /// Registers owned memory ahead of its use. `false`: it is over the limit.
@@ -166,14 +203,29 @@ impl Registry {
     /// As [`Self::hold`], with the reason for a refusal; `Ok(None)` is over the limit.
     fn register(&mut self, block: &Block, write: bool) -> Result<Option<Arc<Registered>>, VerbsError> {
         self.sweep();
-        let need = (block.len() * self.domains.len()) as u64;
+        let need = (block.len() * self.domains.iter().flatten().count()) as u64;
         if !self.make_room(need) {
+            if self.limit.learned_bytes.is_none() && self.limit.answered == 0 {
+                let (len, limit) = (block.len(), self.limit.set_bytes);
+                tracing::warn!(
+                    "memory of {len} bytes is not pinned, over the limit of {limit} bytes: such messages are copied, \
+                     which is slower; raise RINGWAY_IB_PINNED_BYTES"
+                );
+            }
+            self.limit.answer();
             return Ok(None);
         }
         let made = self.make(block, write).or_else(|_| {
             // Others may have to go for it: the system's limit is not ours to know.
             self.evict_all();
             self.make(block, write)
+        });
+        let made = made.inspect_err(|why| {
+            let can_pass =
+                matches!(why.errno(), Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM | libc::ENOSPC));
+            if can_pass && self.limit.refused(self.pinned_bytes, need) {
+                tracing::warn!("{why}; such messages are copied, which is slower");
+            }
         })?;
         let made = Arc::new(made);
         self.pinned_bytes += made.bytes();
@@ -193,12 +245,20 @@ impl Registry {
         };
         let mut regions = Vec::with_capacity(self.domains.len());
         for domain in &self.domains {
-            // SAFETY: owned memory stays mapped as long as `block`, which is dropped after the regions; borrowed
-            // memory as long as its leases, each of whose operations holds this registration, which goes with the
-            // last of them (G1). Peers write only where a receive was announced, whose lease nobody reads.
-            regions.push(unsafe { MemoryRegion::register(domain, block.base(), block.len(), access)? });
+            let register = |domain: &Arc<ProtectionDomain>| {
+                // SAFETY: owned memory stays mapped as long as `block`, which is dropped after the regions; borrowed
+                // memory as long as its leases, each of whose operations holds this registration, which goes with the
+                // last of them (G1). Peers write only where a receive was announced, whose lease nobody reads.
+                unsafe { MemoryRegion::register(domain, block.base(), block.len(), access) }
+            };
+            regions.push(domain.as_ref().map(register).transpose()?);
         }
         Ok(Registered { regions, writable, used: AtomicU64::new(self.clock), block: block.clone() })
+    }
+
+    /// Registers no more with a device.
+    pub(super) fn leave_out(&mut self, device: usize) {
+        self.domains[device] = None;
     }
 
     /// Gives a hold back (G1).
@@ -249,20 +309,54 @@ impl Registry {
 
     /// Drops the longest unused until `need` bytes fit (G2).
     fn make_room(&mut self, need: u64) -> bool {
-        if need > self.limit_bytes {
+        let limit_bytes = self.limit.bytes();
+        if need > limit_bytes {
             return false;
         }
-        if self.pinned_bytes + need <= self.limit_bytes {
+        if self.pinned_bytes + need <= limit_bytes {
             return true;
         }
         let mut idle = self.idle(|_| true);
         idle.sort_by_key(|r| r.used.load(Ordering::Relaxed));
         for registered in idle {
             self.forget(&registered);
-            if self.pinned_bytes + need <= self.limit_bytes {
+            if self.pinned_bytes + need <= limit_bytes {
                 return true;
             }
         }
-        self.pinned_bytes + need <= self.limit_bytes
+        self.pinned_bytes + need <= limit_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_remembered_and_tried_again_in_the_end() {
+        // G3
+        let mut limit = Limit::new(1000);
+        assert!(limit.refused(100, 50), "news");
+        assert_eq!(limit.bytes(), 149);
+        assert!(!limit.refused(90, 50), "little less is no news");
+        assert!(limit.refused(0, 20) && limit.bytes() == 19);
+        for _ in 1..RETRY_AFTER {
+            limit.answer();
+        }
+        assert_eq!(limit.bytes(), 19);
+        limit.answer();
+        assert_eq!(limit.bytes(), 1000);
+        assert!(limit.refused(u64::MAX, 9) && limit.bytes() == 1000);
+    }
+
+    #[test]
+    fn what_is_over_the_limit_is_not_asked_for() {
+        // G2
+        let pool = crate::memory::Pool::default();
+        let region = pool.region(5000).unwrap();
+        let mut registry = Registry::new(Vec::new(), 4096);
+        assert_eq!(registry.register_once(&region.block()), Ok(true), "no device, nothing to pin");
+        registry.limit.refused(0, 1);
+        assert!(registry.make_room(0) && !registry.make_room(1));
     }
 }

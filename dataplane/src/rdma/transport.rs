@@ -8,13 +8,14 @@ use super::handshake::Hello;
 use super::links::{Channel, Link, Stage};
 use super::registration::Registry;
 use super::request::{BATCH, Kind, WrId};
+use super::resolver::{Resolved, Resolver};
 use super::verbs::{Library, LoadError, VerbsError, WorkCompletion};
 use super::watch::Watch;
 use super::{Config, MAX_DEPTH, MAX_EAGER_BYTES, MAX_MESSAGE_BYTES, MAX_NOTES};
 use crate::memory::{Region, RegionId};
 use crate::transport::matching::Retired;
 use crate::transport::{
-    Address, Caps, Cause, CauseKind, ConnectError, Event, Note, Op, OpId, Peer, PostError, RegionKey,
+    Address, Caps, Cause, CauseKind, ConnectError, Copies, Event, Note, Op, OpId, Peer, PostError, RegionKey,
     RegisterError, Transport, Waker,
 };
 use std::collections::HashMap;
@@ -66,6 +67,7 @@ pub struct RdmaTransport {
     pub(super) links: Vec<Link>,
     pub(super) holds: Holds,
     pub(super) registry: Registry,
+    pub(super) resolver: Resolver,
     watch: Watch,
     pub(super) devices: Vec<Device>,
     by_peer: Vec<u32>,
@@ -81,6 +83,8 @@ pub struct RdmaTransport {
     /// Events before this one have had their holds given back.
     let_go: usize,
     pub(super) psns: u64,
+    /// How the payload of channels that are over has moved.
+    pub(super) past: Copies,
     began: Instant,
     pub(super) now_ms: u64,
     /// Room for completions, used again.
@@ -115,15 +119,17 @@ impl RdmaTransport {
             let mtu = Mtu::from_bytes(device.port.active_mtu_bytes);
             Opened { mtu: mtu.unwrap_or(Mtu::B256), bootstrap_queue_pair, bootstrap_queue_key }
         });
+        let resolver = Resolver::new()?;
         let domains = devices.iter().map(|d| d.domain.clone()).collect();
         Ok(RdmaTransport {
             psns: config.incarnation.rotate_left(32) ^ u64::from(config.me),
-            registry: Registry::new(domains, config.pinned_limit_bytes),
+            registry: Registry::new(domains, config.rdma.pinned_limit_bytes),
             config,
             offer,
             links: Vec::new(),
             holds: Holds::new(),
-            watch: Watch::new(&devices)?,
+            watch: Watch::new(&devices, &resolver.waker)?,
+            resolver,
             devices,
             by_peer: Vec::new(),
             dirty: Vec::new(),
@@ -133,6 +139,7 @@ impl RdmaTransport {
             retired: Retired::default(),
             done: Vec::new(),
             let_go: 0,
+            past: Copies::default(),
             began: Instant::now(),
             now_ms: 0,
             batch: vec![WorkCompletion::default(); BATCH],
@@ -180,6 +187,7 @@ impl RdmaTransport {
         let peer = link.peer;
         if let Some(mut channel) = link.channel.take() {
             channel.matcher.fail(&cause, &mut self.done);
+            self.past += channel.copies();
         }
         self.meetings.retain(|m| *m != at);
         self.done.push(Event::Lost { peer, cause });
@@ -329,7 +337,11 @@ impl RdmaTransport {
     pub(super) fn progress(&mut self) -> bool {
         let mut moved = self.watch.rise(&self.devices);
         self.polls += 1;
-        if moved || self.must_look || self.polls >= LOOK_EVERY || !self.meetings.is_empty() {
+        if moved {
+            self.resolver.waker.take();
+        }
+        let meets = !self.meetings.is_empty() || self.resolver.is_open();
+        if moved || self.must_look || self.polls >= LOOK_EVERY || meets {
             self.polls = 0;
             self.must_look = false;
             self.clock_ms();
@@ -437,10 +449,12 @@ impl Transport for RdmaTransport {
             offer: offer.clone(),
             number,
             incarnation,
+            ways: pairs.iter().map(|_| Resolved::Unasked).collect(),
+            said: 0,
+            early: None,
             pairs: pairs.clone(),
             channel: None,
             generation,
-            handle: None,
             gone: None,
             dirty,
             why: None,
@@ -574,11 +588,13 @@ impl Transport for RdmaTransport {
     }
 
     fn next_timer_ms(&self) -> Option<u64> {
-        let meetings =
-            self.meetings.iter().filter_map(|at| match &self.links[*at as usize].channel.as_ref()?.stage {
-                Stage::Meeting(_, meeting) => Some(meeting.due_ms()),
-                Stage::None | Stage::Up(_) => None,
-            });
+        let meetings = self.meetings.iter().map(|at| &self.links[*at as usize]);
+        // What is found rouses the sleeper.
+        let meetings = meetings.filter(|link| !link.is_looking());
+        let meetings = meetings.filter_map(|link| match &link.channel.as_ref()?.stage {
+            Stage::Meeting(_, meeting) => Some(meeting.due_ms()),
+            Stage::None | Stage::Up(_) => None,
+        });
         let due_ms = meetings.chain(self.pulse_due_ms()).min()?;
         // One more, so that it is due when the sleep ends.
         Some(due_ms.saturating_sub(self.began.elapsed().as_millis() as u64) + 1)
@@ -597,6 +613,12 @@ impl Transport for RdmaTransport {
 
     fn why(&self, peer: Peer) -> Option<String> {
         self.links[self.link_of(peer.0)? as usize].why.clone()
+    }
+
+    fn copies(&self) -> Copies {
+        let mut all = self.past;
+        self.links.iter().filter_map(|l| l.channel.as_ref()).for_each(|c| all += c.copies());
+        all
     }
 
     fn pending(&self, peer: Peer) -> (usize, usize) {

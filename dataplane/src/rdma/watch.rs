@@ -16,12 +16,14 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(devices: &[Device]) -> std::io::Result<Watch> {
+    /// `also` rouses the sleeper as well.
+    pub(super) fn new(devices: &[Device], also: &Waker) -> std::io::Result<Watch> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let waker = Waker::new()?;
         let add =
             |fd: BorrowedFd<'_>| epoll::add(&epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
         add(waker.fd())?;
+        add(also.fd())?;
         for device in devices {
             add(device.channel.fd())?;
             add(device.context.async_fd())?;

@@ -85,6 +85,23 @@ pub enum ConnectError {
     },
 }
 
+/// How the payload of this side's sends and receives has moved between lent memory and the wire, in bytes since the
+/// transport began. What was cancelled or lost half way counts as far as it came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copies {
+    /// Copied by a processor: into messages or out of them, by this process or the kernel.
+    pub copied_bytes: u64,
+    /// Read from lent memory or placed into it by a device, without a copy.
+    pub placed_bytes: u64,
+}
+
+impl std::ops::AddAssign for Copies {
+    fn add_assign(&mut self, more: Copies) {
+        self.copied_bytes += more.copied_bytes;
+        self.placed_bytes += more.placed_bytes;
+    }
+}
+
 /// One way of moving bytes to a set of peers. One thread uses it at a time; it may move between threads.
 pub trait Transport: Send {
     /// What it can do.
@@ -154,6 +171,9 @@ pub trait Transport: Send {
     /// For diagnosis: how this peer is reached and why so (addresses, interface, driver, congestion control), or
     /// `None` before any connection. One line.
     fn why(&self, peer: Peer) -> Option<String>;
+
+    /// For diagnosis: how payload has moved so far.
+    fn copies(&self) -> Copies;
 
     /// For diagnosis: tags with posted operations towards this peer that have not matched, as (sends, receives).
     fn pending(&self, peer: Peer) -> (usize, usize);
@@ -233,6 +253,10 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
 
     fn why(&self, peer: Peer) -> Option<String> {
         (**self).why(peer)
+    }
+
+    fn copies(&self) -> Copies {
+        (**self).copies()
     }
 
     fn pending(&self, peer: Peer) -> (usize, usize) {

@@ -81,6 +81,9 @@ macro_rules! forward {
     (@why $inner:tt) => {
         fn why(&self, peer: crate::transport::Peer) -> Option<String> { self.$inner.why(peer) }
     };
+    (@copies $inner:tt) => {
+        fn copies(&self) -> crate::transport::Copies { self.$inner.copies() }
+    };
     (@pending $inner:tt) => {
         fn pending(&self, peer: crate::transport::Peer) -> (usize, usize) { self.$inner.pending(peer) }
     };

@@ -345,6 +345,18 @@ pub struct Matcher {
     withdrawing: usize,
     /// Whether a device reads lent memory by itself (M6).
     one_sided: bool,
+    moved: Moved,
+}
+
+/// Payload bytes that a matcher was told of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Left, whether in messages or written by a device.
+    pub sent: u64,
+    /// Came in messages.
+    pub received: u64,
+    /// Were written by the peer's device: messages that ended well.
+    pub landed: u64,
 }
 
 fn done(events: &mut Vec<Event>, id: OpId, result: Result<(), OpError>, lease: impl Into<Lease>) {
@@ -375,7 +387,13 @@ impl Matcher {
             outstanding: 0,
             withdrawing: 0,
             one_sided: false,
+            moved: Moved::default(),
         }
+    }
+
+    /// How much payload has moved so far.
+    pub fn moved(&self) -> Moved {
+        self.moved
     }
 
     /// For a transport whose device reads and writes lent memory by itself (M6).

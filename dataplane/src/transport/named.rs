@@ -24,5 +24,5 @@ impl<T: Transport> Transport for Named<T> {
     }
 
     forward!(inner: address, register, deregister, connect, close, post, cancel, note, poll, prepare_sleep, sleep_fd,
-        waker, next_timer_ms, retire, leave, why, pending);
+        waker, next_timer_ms, retire, leave, why, copies, pending);
 }

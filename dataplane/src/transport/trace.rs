@@ -5,7 +5,7 @@
 //!   counters per peer. Once these have grown, recording allocates nothing.
 //! - **R2** What the transport does and tells is passed on unchanged and in order.
 
-use super::contract::{Address, ConnectError, Transport};
+use super::contract::{Address, ConnectError, Copies, Transport};
 use super::forward::forward;
 use super::op::{Cause, Event, Note, Op, OpId, Peer, PostError, Tag};
 use std::collections::HashMap;
@@ -110,6 +110,8 @@ pub struct Snapshot {
     pub peers: Vec<(Peer, Counters)>,
     /// Operations that have not ended, oldest first.
     pub open: Vec<Open>,
+    /// How payload has moved so far: whether a processor copied it.
+    pub copies: Copies,
     /// Calls of `poll`, and how many of these moved nothing.
     pub polls: u64,
     /// Of these, how many moved nothing.
@@ -240,6 +242,7 @@ impl<T: Transport> Trace<T> {
             forgotten: book.written - book.ring.len() as u64,
             peers: peers.filter_map(|(i, c)| Some((Peer(i as u32), (*c)?))).collect(),
             open,
+            copies: self.inner.copies(),
             polls: book.polls,
             idle_polls: book.idle_polls,
         }
@@ -252,7 +255,7 @@ impl<T: Transport> Trace<T> {
 }
 
 impl<T: Transport> Transport for Trace<T> {
-    forward!(inner: caps, address, register, deregister, prepare_sleep, sleep_fd, waker, next_timer_ms, retire, leave, why, pending);
+    forward!(inner: caps, address, register, deregister, prepare_sleep, sleep_fd, waker, next_timer_ms, retire, leave, why, copies, pending);
     fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
         self.inner.connect(peer, to)?;
         self.book.know(peer);
@@ -353,6 +356,7 @@ mod tests {
         assert_eq!((open.id, open.peer, open.sends), (OpId(2), Peer(1), false));
         let [(Peer(1), n)] = s.peers[..] else { panic!("{s:?}") };
         assert_eq!((n.sends, n.sent_bytes, n.receives, n.notes_out, n.notes_in), (1, 10, 0, 1, 1));
+        assert_eq!(s.copies, Copies { copied_bytes: 10, placed_bytes: 0 });
         a.close(Peer(1), Cause::new(CauseKind::Local, "enough"));
         a.poll(&mut out);
         let s = a.snapshot();

@@ -52,7 +52,9 @@ impl TcpTransport {
         self.done.clear();
         let gone = Cause::new(CauseKind::Local, "this side has left");
         for link in &mut self.links {
-            link.channel = None;
+            if let Some(channel) = link.channel.take() {
+                self.past += channel.copies();
+            }
             link.gone.get_or_insert_with(|| gone.clone());
         }
         self.active.clear();

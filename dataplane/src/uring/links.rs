@@ -5,7 +5,7 @@ use super::connection::Connection;
 use super::device::Published;
 use super::handshake::Dial;
 use crate::transport::matching::Matcher;
-use crate::transport::{Cause, Note, Peer};
+use crate::transport::{Cause, Copies, Note, Peer};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
@@ -58,6 +58,12 @@ impl Link {
 }
 
 impl Channel {
+    /// How its payload has moved: all by the kernel's hand.
+    pub(super) fn copies(&self) -> Copies {
+        let moved = self.matcher.moved();
+        Copies { copied_bytes: moved.sent + moved.received, placed_bytes: 0 }
+    }
+
     /// Whether there is something to send, now or as soon as the socket has room.
     pub(super) fn has_output(&self) -> bool {
         match &self.way {

@@ -11,7 +11,7 @@ use super::{Config, MAX_DEPTH, MAX_MESSAGE_BYTES, MAX_NOTES};
 use crate::memory::{Region, RegionId};
 use crate::transport::matching::{Matcher, Retired};
 use crate::transport::{
-    Address, Caps, Cause, CauseKind, ConnectError, Event, Note, Op, OpId, Peer, PostError, RegionKey,
+    Address, Caps, Cause, CauseKind, ConnectError, Copies, Event, Note, Op, OpId, Peer, PostError, RegionKey,
     RegisterError, Transport, Waker,
 };
 use rustix::io::Errno;
@@ -91,6 +91,8 @@ pub struct TcpTransport {
     pub(super) dialling: Vec<u32>,
     pub(super) nonces: u64,
     pub(super) spare: Maker,
+    /// How the payload of channels that are over has moved.
+    pub(super) past: Copies,
     taken: Vec<(u32, Box<Channel>)>,
     ended: Vec<(u32, Verdict)>,
     retired: Retired,
@@ -144,6 +146,7 @@ impl TcpTransport {
             readable: Vec::with_capacity(EVENTS),
             dialling: Vec::new(),
             spare,
+            past: Copies::default(),
             taken: Vec::with_capacity(BATCH),
             ended: Vec::with_capacity(BATCH),
             retired: Retired::default(),
@@ -186,6 +189,7 @@ impl TcpTransport {
         let peer = link.peer;
         if let Some(mut channel) = link.channel.take() {
             channel.matcher.fail(&cause, &mut self.done);
+            self.past += channel.copies();
         }
         self.stop_dialling(at);
         self.done.push(Event::Lost { peer, cause });
@@ -574,6 +578,12 @@ impl Transport for TcpTransport {
 
     fn why(&self, peer: Peer) -> Option<String> {
         self.links[self.link_of(peer.0)? as usize].why.clone()
+    }
+
+    fn copies(&self) -> Copies {
+        let mut all = self.past;
+        self.links.iter().filter_map(|l| l.channel.as_ref()).for_each(|c| all += c.copies());
+        all
     }
 
     fn pending(&self, peer: Peer) -> (usize, usize) {

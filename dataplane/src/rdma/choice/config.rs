@@ -27,6 +27,8 @@ pub struct RdmaConfig {
     pub timeout: u8,
     /// How often it is sent again before the connection counts as broken, 0 to 7.
     pub retry_count: u8,
+    /// Bytes of lent memory that are pinned at a time, counted once per device.
+    pub pinned_limit_bytes: u64,
     /// NUMA node on which the rank runs: ports near it come first.
     pub near_node: Option<u32>,
     /// Memory that must be lockable for RDMA to be of use, in bytes.
@@ -35,6 +37,9 @@ pub struct RdmaConfig {
 
 /// Locked memory below which RDMA is not tried: queues and staging of a few peers.
 pub const MIN_LOCKED_BYTES: u64 = 1 << 20;
+
+/// The default of [`RdmaConfig::pinned_limit_bytes`].
+pub const PINNED_LIMIT_BYTES: u64 = 16 << 30;
 
 /// The default of [`RdmaConfig::timeout`]: 0.27 s a try, so that with 7 retries a dead path is given up after 2 to
 /// 9 s (a device may wait up to four times longer), before the heartbeat limit of 10 s, and a link that
@@ -57,6 +62,7 @@ impl Default for RdmaConfig {
             pkey_index: 0,
             timeout: DEFAULT_TIMEOUT,
             retry_count: DEFAULT_RETRY_COUNT,
+            pinned_limit_bytes: PINNED_LIMIT_BYTES,
             near_node: None,
             min_locked_bytes: MIN_LOCKED_BYTES,
         }

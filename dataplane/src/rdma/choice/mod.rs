@@ -23,7 +23,7 @@ pub mod offer;
 pub mod select;
 
 pub use agree::{Disagreement, RailPair, agree};
-pub use config::RdmaConfig;
+pub use config::{PINNED_LIMIT_BYTES, RdmaConfig};
 pub use filter::HcaFilter;
 pub use gid::{AddressRange, Family};
 pub use model::{

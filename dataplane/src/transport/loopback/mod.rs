@@ -18,8 +18,8 @@ mod channel;
 mod hub;
 
 use super::caps::Caps;
-use super::contract::{Address, ConnectError, RegionKey, RegisterError, Transport};
-use super::op::{Cause, CauseKind, Event, Note, Op, OpId, Peer, PostError};
+use super::contract::{Address, ConnectError, Copies, RegionKey, RegisterError, Transport};
+use super::op::{Cause, CauseKind, Completion, Event, Note, Op, OpId, Peer, PostError};
 use super::seed::Seeded;
 use super::wake::Waker;
 use crate::fabric::sleep_on;
@@ -71,6 +71,7 @@ pub struct Loopback {
     done: Vec<Event>,
     /// The other end's completions, on their way to its inbox.
     theirs: Vec<Event>,
+    copied_bytes: u64,
     /// Something is held back for a later poll.
     held: bool,
     left: bool,
@@ -85,6 +86,7 @@ impl Loopback {
             links: Vec::new(),
             done: Vec::new(),
             theirs: Vec::new(),
+            copied_bytes: 0,
             held: false,
             left: false,
             random,
@@ -171,6 +173,14 @@ impl Loopback {
             return Err(bad("the peer's number is over 65535"));
         }
         Ok(member)
+    }
+}
+
+/// Payload of a message that has moved.
+fn copied_bytes(event: &Event) -> u64 {
+    match event {
+        Event::Done(Completion { result: Ok(()), lease, .. }) => lease.bytes().len() as u64,
+        _ => 0,
     }
 }
 
@@ -323,6 +333,7 @@ impl Transport for Loopback {
             }
             out.append(&mut self.done);
         }
+        self.copied_bytes += out[before..].iter().map(copied_bytes).sum::<u64>();
         out.len() != before || held
     }
 
@@ -400,6 +411,10 @@ impl Transport for Loopback {
             config.eager_bytes,
             config.depth
         ))
+    }
+
+    fn copies(&self) -> Copies {
+        Copies { copied_bytes: self.copied_bytes, placed_bytes: 0 }
     }
 
     fn pending(&self, peer: Peer) -> (usize, usize) {

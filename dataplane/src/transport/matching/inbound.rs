@@ -330,6 +330,7 @@ impl Matcher {
     fn on_landed(&mut self, slot: SlotId, events: &mut Vec<Event>) -> Result<(), Violation> {
         match self.recvs.get(slot) {
             Some(op) if op.exposed && op.received == 0 => {
+                self.moved.landed += op.into.len() as u64;
                 self.finish(slot, Ok(()), events);
                 Ok(())
             }
@@ -371,6 +372,7 @@ impl Matcher {
     pub fn advance(&mut self, body: &mut Body, len: usize, events: &mut Vec<Event>) {
         let len = len.min(body.left);
         body.at += len;
+        self.moved.received += len as u64;
         body.left -= len;
         match body.target {
             Target::Recv(slot) => {

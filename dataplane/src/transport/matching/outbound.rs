@@ -223,6 +223,7 @@ impl Matcher {
 
     /// `len` more payload bytes of a send have left.
     pub fn sent(&mut self, slot: SlotId, len: usize, events: &mut Vec<Event>) {
+        self.moved.sent += len as u64;
         let Some(op) = self.sends.get_mut(slot) else { return };
         op.sent += len as u64;
         if op.sent < op.framed || !(op.last || op.ending.is_some()) {
