@@ -26,6 +26,7 @@
 
 pub mod header;
 mod inbound;
+mod keys;
 mod outbound;
 mod parked;
 mod retired;
@@ -40,10 +41,10 @@ pub use slots::SlotId;
 
 use super::op::{Cause, Completion, Event, Op, OpError, OpId, Peer, Stamp};
 use crate::memory::{Lease, ReadLease, WriteLease};
+use keys::{Key, Map};
 use parked::Shelf;
 use slots::Slots;
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 
 /// Most payload bytes of one frame, so that small frames get a turn between those of a large message.
 pub const FRAME_BYTES: u64 = 1 << 20;
@@ -206,39 +207,6 @@ pub struct Agreed {
 pub fn units(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX - 1) + 1
 }
-
-type Key = (u64, u32);
-
-/// Multiply-and-rotate over the few words of a key: keys are made by this job's own ranks, and their number is
-/// bounded (M4), so no defence against chosen keys is needed.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-impl KeyHasher {
-    fn add(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0 ^ (self.0 >> 29)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|b| self.add(u64::from(*b)));
-    }
-
-    fn write_u32(&mut self, word: u32) {
-        self.add(u64::from(word));
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.add(word);
-    }
-}
-
-type Map<K, V> = HashMap<K, V, BuildHasherDefault<KeyHasher>>;
 
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 enum SendState {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Says whether a missing device fails the test, as where it is known to be there: `require`.
 const WANTED: &str = "RINGWAY_TEST_RDMA";
-const DEADLINE: Duration = Duration::from_secs(240);
+const DEADLINE: Duration = Duration::from_secs(280);
 
 /// The rails of this host, or `None` where there are none, which is said.
 pub(crate) fn rails() -> Option<Choice> {
