@@ -8,6 +8,7 @@ pub mod coordination;
 pub mod eager;
 pub mod graph;
 pub mod machine;
+pub mod master;
 pub mod simulate;
 pub mod time;
 pub mod worker;

@@ -5,6 +5,7 @@
 //! - [`transports`]: the data plane's transports, as the settings want them.
 //! - [`rendezvous`]: the data plane of a task that is no rank: tensors by key.
 //! - `rdma`: whether a rank uses RDMA, and what it says where it does not.
+//! - [`master`]: sessions over the workers of a cluster.
 //! - [`pinning`]: where a rank's threads run.
 //! - [`worker`]: graphs that run on this task, for masters elsewhere.
 //! - [`eager`]: operations that clients have run here one by one.
@@ -14,6 +15,7 @@
 pub mod abort;
 pub mod coordinator;
 pub mod eager;
+pub mod master;
 pub mod pinning;
 mod rdma;
 pub mod rendezvous;

@@ -23,7 +23,7 @@
 mod accidents;
 mod check;
 mod model;
-mod random;
+pub(in crate::core) mod random;
 mod script;
 mod tasks;
 mod world;

@@ -3,6 +3,8 @@
 //! All of it happens on one thread with a small runtime. [`Agent`] is the handle for code that knows nothing of
 //! that: its calls block the caller, each with a deadline, and end early when the agent ends.
 
+pub mod worker;
+
 mod alarms;
 mod connect;
 mod errors;

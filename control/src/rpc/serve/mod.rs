@@ -1,6 +1,9 @@
-//! The coordination service behind a port: TensorFlow's dialect and our session setup, over HTTP/2 in the clear.
+//! The coordination service behind a port: TensorFlow's dialect and our session setup, over HTTP/2 in the clear; and the
+//! master, where the process is a task of a described cluster.
 //!
 //! A [`Server`] lives in the process of a launcher, of rank 0, or of `ringway serve`. It has one thread.
+
+pub mod master;
 
 mod accept;
 mod coordination;

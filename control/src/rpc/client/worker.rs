@@ -1,0 +1,170 @@
+//! Calls to the worker of another task, ours or TensorFlow's.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use ringway_proto::tensorflow as tf;
+use ringway_proto::tensorflow::worker_service_client::WorkerServiceClient;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::core::coordination::errors::Code;
+use crate::core::master::step::Failure;
+use crate::rpc::TENSOR_MESSAGE_LIMIT_BYTES;
+
+/// One try to connect takes no longer.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// What a peer may send before it is told to go on.
+const WINDOW_BYTES: u32 = 16 << 20;
+/// Silence on a connection after which its host is probed, and between probes.
+const PROBE_AFTER: Duration = Duration::from_secs(5);
+/// Unanswered probes after which a connection is lost.
+const PROBES: u32 = 3;
+
+/// The worker of one task. Connects when it is used, and again when the connection broke. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct WorkerClient {
+    address: Arc<str>,
+    endpoint: Endpoint,
+    /// Made within the runtime of the first call.
+    client: Arc<OnceLock<WorkerServiceClient<Channel>>>,
+    losses: Arc<AtomicU64>,
+}
+
+impl WorkerClient {
+    /// A way to the worker at "host:port".
+    ///
+    /// # Errors
+    /// When that is no address.
+    pub fn new(address: &str) -> Result<WorkerClient, tonic::transport::Error> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))?
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES);
+        let (client, losses) = (Arc::default(), Arc::default());
+        Ok(WorkerClient { address: address.into(), endpoint, client, losses })
+    }
+
+    /// Connections that ended so far: when it has grown, the process there may be another one.
+    #[must_use]
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Acquire)
+    }
+
+    /// The gRPC client, for calls of any kind. Must be called within a runtime.
+    #[must_use]
+    pub fn service(&self) -> WorkerServiceClient<Channel> {
+        let client = self.client.get_or_init(|| {
+            WorkerServiceClient::new(channel(&self.endpoint, &self.address, &self.losses))
+                .max_decoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
+                .max_encoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
+        });
+        client.clone()
+    }
+
+    /// What a status tells: the worker's own words, or what happened to the connection.
+    #[must_use]
+    pub fn failure(&self, status: &Status) -> Failure {
+        match std::error::Error::source(status) {
+            None => Failure {
+                code: Code::from_number(status.code() as i32),
+                message: status.message().to_owned(),
+                lost: false,
+            },
+            Some(mut source) => {
+                while let Some(deeper) = source.source() {
+                    source = deeper;
+                }
+                let message = format!(
+                    "the connection to {} was lost ({source}): its process ended, or its host cannot be reached",
+                    self.address
+                );
+                Failure { code: Code::Unavailable, message, lost: true }
+            }
+        }
+    }
+
+    /// Asks for the devices.
+    ///
+    /// # Errors
+    /// The worker's, or that it cannot be reached.
+    pub async fn get_status(&self) -> Result<tf::GetStatusResponse, Failure> {
+        let answer = self.service().get_status(tf::GetStatusRequest {}).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| self.failure(&status))
+    }
+}
+
+fn channel(endpoint: &Endpoint, address: &Arc<str>, losses: &Arc<AtomicU64>) -> Channel {
+    let (address, losses) = (address.clone(), losses.clone());
+    endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+        let (address, losses) = (address.clone(), losses.clone());
+        async move { Ok::<_, io::Error>(TokioIo::new(connect(&address, losses).await?)) }
+    }))
+}
+
+async fn connect(address: &str, losses: Arc<AtomicU64>) -> io::Result<Counted> {
+    let tried = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await;
+    let stream = tried.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
+    stream.set_nodelay(true)?;
+    // Pings of HTTP/2 would do as well, but TensorFlow's servers close connections for them.
+    let probes =
+        socket2::TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_AFTER).with_retries(PROBES);
+    let socket = socket2::SockRef::from(&stream);
+    socket.set_tcp_keepalive(&probes)?;
+    socket.set_tcp_user_timeout(Some(PROBE_AFTER * PROBES))?;
+    Ok(Counted { stream, losses })
+}
+
+/// A connection whose end is counted.
+struct Counted {
+    stream: TcpStream,
+    losses: Arc<AtomicU64>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.losses.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
