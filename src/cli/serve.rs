@@ -1,4 +1,4 @@
-//! `ringway serve`: the coordination service of a described cluster, for clients that are not ranks of ours.
+//! `ringway serve`: one task of a described cluster: coordination, and a worker that runs graphs.
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -11,15 +11,14 @@ use super::say;
 use super::signals::Signals;
 use ringway::log::LogError;
 use ringway_control::launch::cluster::{Cluster, ClusterError};
-use ringway_control::rpc::serve::ServeError;
-use ringway_control::runtime::serve_cluster;
+use ringway_control::runtime::task::{Task, TaskError};
+use ringway_control::runtime::worker::Traffic;
 use ringway_control::settings::{HostPort, Settings, SettingsError};
-use ringway_topology::{IdError, TaskId};
 
-/// Run the coordination service of a cluster
+/// Run one task of a cluster: its coordination service, and a worker that runs graphs
 ///
 /// Reads a description of the cluster, and serves it as one of its tasks until SIGTERM or SIGINT. TensorFlow's
-/// coordination agents and ringway's own ranks register there.
+/// coordination agents and ringway's own ranks register there; masters have it run parts of graphs.
 #[derive(clap::Args)]
 #[command(after_help = r#"Examples:
   ringway serve --cluster cluster.json --job worker --task 0
@@ -66,9 +65,6 @@ pub(crate) enum ServeCommandError {
     /// The cluster is not sound.
     #[error("--cluster: {0}")]
     Cluster(#[from] ClusterError),
-    /// A job's name cannot be one.
-    #[error("--cluster: {0}")]
-    Name(#[from] IdError),
     /// `--bind` is not an address.
     #[error("--bind {given} is not HOST:PORT; an IPv6 address goes in brackets, as in [::]:29400")]
     Bind {
@@ -83,9 +79,9 @@ pub(crate) enum ServeCommandError {
         /// What the system said.
         source: io::Error,
     },
-    /// The service did not start.
+    /// The task did not start.
     #[error("{0}")]
-    Service(#[from] ServeError),
+    Task(#[from] TaskError),
     /// Signals cannot be received.
     #[error("cannot wait for signals: {0}")]
     Signals(io::Error),
@@ -106,22 +102,22 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
             HostPort::parse(given).ok_or_else(|| ServeCommandError::Bind { given: given.clone() })?
         }
     };
-    let mut agents = Vec::new();
-    for (job, index, address) in
-        cluster.all().filter(|(job, index, _)| (*job, *index) != (&args.job, args.task))
-    {
-        agents.push((TaskId::new(job, index)?, address.to_string()));
-    }
-    let tasks = agents.len() + 1;
+    let tasks = cluster.all().count();
     let mut signals = Signals::catch(&[Signal::TERM, Signal::INT]).map_err(ServeCommandError::Signals)?;
-    let server = serve_cluster(resolve(&bind)?, cluster.job_sizes(), agents, None, &settings)?;
+    let task = Task::serve(resolve(&bind)?, &cluster, (&args.job, args.task), &settings)?;
     say(&format!(
         "serve: {}:{} of {tasks} tasks, at {}; SIGTERM ends it",
         args.job,
         args.task,
-        server.local_addr()
+        task.local_addr()
     ));
     while signals.wait(None).map_err(ServeCommandError::Signals)?.is_empty() {}
+    let Traffic { plane_tensors, plane_bytes, grpc_tensors, grpc_bytes } = task.traffic();
+    drop(task);
+    say(&format!(
+        "serve: tensors received: {plane_tensors} over the data plane ({plane_bytes} B), {grpc_tensors} over gRPC \
+         ({grpc_bytes} B)"
+    ));
     Ok(ExitCode::SUCCESS)
 }
 

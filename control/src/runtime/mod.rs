@@ -7,6 +7,7 @@
 //! - `rdma`: whether a rank uses RDMA, and what it says where it does not.
 //! - [`master`]: sessions over the workers of a cluster.
 //! - [`pinning`]: where a rank's threads run.
+//! - [`task`]: a task of a cluster, as `ringway serve` runs it.
 //! - [`worker`]: graphs that run on this task, for masters elsewhere.
 //! - [`eager`]: operations that clients have run here one by one.
 //! - [`abort`]: losses, from the data plane to the control plane and back.
@@ -19,6 +20,7 @@ pub mod master;
 pub mod pinning;
 mod rdma;
 pub mod rendezvous;
+pub mod task;
 pub mod transports;
 pub mod worker;
 pub mod world;

@@ -70,6 +70,8 @@ pub struct Settings {
     pub eager_bytes: Option<u64>,
     /// `RINGWAY_SLICE_BYTES`; `None` leaves it to the engine.
     pub slice_bytes: Option<u64>,
+    /// `RINGWAY_INTER_OP_THREADS`; `None` for as many as there are processors.
+    pub inter_op_threads: Option<u32>,
     /// `RINGWAY_SLICES_IN_FLIGHT`; `None` leaves it to the engine.
     pub slices_in_flight: Option<u32>,
     /// `RINGWAY_CHECK`.
@@ -273,6 +275,7 @@ impl Settings {
             algo: values.names("RINGWAY_ALGO"),
             eager_bytes: values.number("RINGWAY_EAGER_BYTES"),
             slice_bytes: values.number("RINGWAY_SLICE_BYTES"),
+            inter_op_threads: values.count("RINGWAY_INTER_OP_THREADS"),
             slices_in_flight: values.count("RINGWAY_SLICES_IN_FLIGHT"),
             check: values.switch("RINGWAY_CHECK"),
             spin: values.number("RINGWAY_SPIN_US").map(Duration::from_micros),

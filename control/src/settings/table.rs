@@ -329,6 +329,13 @@ pub const TABLE: &[Setting] = &[
         "Large collectives are cut into slices of this size, so that reduction and wire time overlap.",
     ),
     row(
+        "RINGWAY_INTER_OP_THREADS",
+        Kind::AutoOrNumber { min: 1, max: 1024 },
+        Some("auto"),
+        "",
+        "Threads on which a task of `ringway serve` computes. auto takes as many as there are processors it may use.",
+    ),
+    row(
         "RINGWAY_SLICES_IN_FLIGHT",
         Kind::AutoOrNumber { min: 1, max: 16 },
         Some("auto"),

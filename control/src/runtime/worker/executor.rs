@@ -349,6 +349,11 @@ impl Run {
                 flow::call(&op.action, std::mem::take(inputs), self.pending(node));
                 return Ok(Outcome::Later);
             }
+            Action::Collective(collective) => {
+                outputs.clear();
+                collective.start(std::mem::take(inputs), self.pending(node));
+                return Ok(Outcome::Later);
+            }
         }
         Ok(Outcome::Set)
     }
@@ -364,3 +369,7 @@ impl Run {
 
 /// The end of a run: whom to tell what.
 type Over = Option<(Done, Result<Vec<Slot>, OpError>)>;
+
+#[cfg(test)]
+#[path = "executor/tests.rs"]
+mod tests;

@@ -109,7 +109,7 @@ impl Groups {
         }
         let is_full = group.members.len() as i32 == size;
         match group.members.get(&device.name) {
-            Some(there) if there.incarnation == device.incarnation => {}
+            Some(there) if same_life(there, &device) => {}
             // A task that was started again: all of the group must find each other again.
             Some(_) if is_full => {
                 group.members.clear();
@@ -179,6 +179,11 @@ impl Groups {
         };
         keys.iter().map(next).collect()
     }
+}
+
+/// Whether a device says the same of itself as before: a task of ours that has given a group up comes with another end.
+fn same_life(before: &wire::DeviceAttributes, now: &wire::DeviceAttributes) -> bool {
+    (before.incarnation, &before.physical_device_desc) == (now.incarnation, &now.physical_device_desc)
 }
 
 impl Group {

@@ -4,13 +4,14 @@
 //! - [`program`]: graphs and functions made ready to run. [`executor`]: runs them, on the threads of a [`pool`].
 //!   `flow`: calls of functions, conditions, loops.
 //! - [`step`]: what the nodes of one step share. `exchange`: its edges to other tasks. [`peers`]: these tasks.
-//! - `groups`: who is in which collective group.
+//! - [`collectives`]: collective operations. `groups`: who is in which group, as the leader answers it.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub mod collectives;
 mod convert;
 mod exchange;
 pub mod executor;
@@ -32,6 +33,7 @@ pub use step::{Exchange, Step};
 use crate::core::graph::DeviceName;
 use crate::kernels::Resources;
 use crate::random::incarnation;
+use collectives::{Collectives, OpenEndpoint};
 use groups::Groups;
 use peers::Peers;
 use sessions::{Session, Tables};
@@ -42,7 +44,6 @@ pub const MESSAGE_LIMIT_BYTES: usize = (1 << 31) - 1;
 const CALL_THREADS: usize = 2;
 
 /// How a worker is made.
-#[derive(Debug)]
 pub struct WorkerConfig {
     /// Its job.
     pub job: String,
@@ -54,6 +55,8 @@ pub struct WorkerConfig {
     pub threads: usize,
     /// How it meets other tasks on the data plane.
     pub plane: DataPlane,
+    /// Opens this task's end of a collective group's own data plane.
+    pub open_endpoint: OpenEndpoint,
 }
 
 /// What a task received from others.
@@ -81,9 +84,12 @@ struct Shared {
     plane: Arc<DataPlane>,
     peers: Arc<Peers>,
     groups: Groups,
+    open_endpoint: Arc<OpenEndpoint>,
+    joined: Arc<collectives::Groups>,
     /// For masters that make no session of their own.
     legacy: Arc<Session>,
     tables: Mutex<Tables>,
+    calls: tokio::runtime::Handle,
     runtime: Option<tokio::runtime::Runtime>,
 }
 
@@ -134,7 +140,10 @@ impl Worker {
             plane,
             peers: Arc::new(peers),
             groups: Groups::default(),
+            open_endpoint: Arc::new(config.open_endpoint),
+            joined: Arc::default(),
             tables: Mutex::default(),
+            calls: runtime.handle().clone(),
             runtime: Some(runtime),
         };
         Ok(Worker { shared: Arc::new(shared) })
@@ -187,6 +196,27 @@ impl Worker {
         let shared = &self.shared;
         let rendezvous = shared.plane.rendezvous.clone();
         Arc::new(exchange::StepExchange::new(step, shared.task.clone(), rendezvous, shared.peers.clone()))
+    }
+
+    /// Its collectives, of groups that come together at the first task of its job, or at `leader` where that is given.
+    #[must_use]
+    pub fn collectives(&self, leader: &str) -> Arc<Collectives> {
+        let shared = &self.shared;
+        let leader = match leader {
+            "" => format!("/job:{}/replica:0/task:0", shared.job),
+            leader => DeviceName::parse(leader)
+                .map_or_else(|| leader.to_owned(), |device| device.task_part().to_string()),
+        };
+        Arc::new(Collectives::new(self.clone(), leader, shared.open_endpoint.clone(), shared.joined.clone()))
+    }
+
+    fn peers(&self) -> &Arc<Peers> {
+        &self.shared.peers
+    }
+
+    /// Where calls to other tasks run.
+    fn calls(&self) -> tokio::runtime::Handle {
+        self.shared.calls.clone()
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {

@@ -8,6 +8,7 @@ use ringway_dataplane::rendezvous::key::{Key, KeyError, Parts};
 use ringway_proto::tensorflow::error::Code;
 use ringway_proto::tensorflow::{AttrValue, FunctionDef, NameAttrList};
 
+use super::collectives::Collective;
 use crate::core::graph::{Attrs, Graph, GraphError, Library, Node, NodeId};
 use crate::core::worker::{Flow, NodeShape, Plan};
 use crate::kernels::registry::BuildError;
@@ -165,6 +166,7 @@ pub(super) enum Action {
         cond: Callee,
         body: Callee,
     },
+    Collective(Box<Collective>),
 }
 
 impl Action {
@@ -297,6 +299,10 @@ fn action(node: &Node, library: &Library) -> Result<(Action, Flow), ProgramError
             plain(Action::While { cond, body })
         }
         op if library.signature(op).is_some() => plain(Action::Call(Callee::new(op, node.attrs.all()))),
+        op if op.starts_with("Collective") => match Collective::new(node)? {
+            Some(collective) => plain(Action::Collective(Box::new(collective))),
+            None => Err(unsupported(node)),
+        },
         op if is_executor_op(op) => Err(unsupported(node)),
         _ => plain(Action::Kernel(kernels::build(node)?)),
     }

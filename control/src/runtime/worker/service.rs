@@ -162,10 +162,13 @@ impl Worker {
     ) -> Result<wire::RegisterGraphResponse, Status> {
         let session = self.session(&request.session_handle, request.create_worker_session_called)?;
         let def = request.graph_def.unwrap_or_default();
+        let experimental = request.config_proto.and_then(|config| config.experimental);
+        let leader = experimental.map(|given| given.collective_group_leader).unwrap_or_default();
+        let collectives = self.collectives(&leader);
         let made = tokio::task::spawn_blocking(move || -> Result<Registered, ProgramError> {
             let graph = Graph::from_def(&def)?;
             let functions = Arc::new(Functions::new(graph.library().clone()));
-            Ok(Registered { program: Arc::new(Program::new(&graph)?), functions })
+            Ok(Registered { program: Arc::new(Program::new(&graph)?), functions, collectives })
         });
         let made = made.await.map_err(|error| refuse(Code::Internal, format!("RegisterGraph: {error}")))?;
         let graph = made.map_err(|error| refuse(error.code(), error.to_string()))?;
@@ -245,13 +248,14 @@ impl Worker {
         let shared = &self.shared;
         let exchange =
             StepExchange::new(id, shared.task.clone(), shared.plane.rendezvous.clone(), shared.peers.clone());
-        let step = Arc::new(Step::new(
+        let step = Step::new(
             id,
             shared.device.clone(),
             session.resources.clone(),
             Arc::new(exchange),
             graph.functions.clone(),
-        ));
+        );
+        let step = Arc::new(step.with_collectives(graph.collectives.clone()));
         let given_up = {
             let mut tables = self.tables();
             let (live, given_up) = tables.enter(id, &session.handle);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::collectives::Collectives;
 use super::program::{Functions, Program};
 use super::step::Step;
 use crate::kernels::Resources;
@@ -18,6 +19,7 @@ pub const STEPS_LIMIT: usize = 1 << 16;
 pub(super) struct Registered {
     pub(super) program: Arc<Program>,
     pub(super) functions: Arc<Functions>,
+    pub(super) collectives: Arc<Collectives>,
 }
 
 /// A session of some master.

@@ -1,10 +1,11 @@
 //! What the nodes of one step share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringway_dataplane::rendezvous::Key;
 
+use super::collectives::Collectives;
 use super::program::Functions;
 use crate::kernels::{OpError, Resources, StepScope};
 use crate::tensor::Tensor;
@@ -40,9 +41,20 @@ pub struct Step {
     pub exchange: Arc<dyn Exchange>,
     /// The functions that its graph may call.
     pub functions: Arc<Functions>,
+    /// What carries its collective operations; without it they fail.
+    pub collectives: Option<Arc<Collectives>>,
     temporaries: Resources,
     cancelled: AtomicBool,
-    why: Mutex<Option<OpError>>,
+    end: Mutex<End>,
+}
+
+/// Called when a step is aborted, with the reason.
+pub(super) type OnAbort = Box<dyn FnOnce(&OpError) + Send>;
+
+#[derive(Default)]
+struct End {
+    why: Option<OpError>,
+    tell: Vec<OnAbort>,
 }
 
 impl Step {
@@ -61,10 +73,17 @@ impl Step {
             resources,
             exchange,
             functions,
+            collectives: None,
             temporaries: Resources::new("step"),
             cancelled: AtomicBool::new(false),
-            why: Mutex::new(None),
+            end: Mutex::default(),
         }
+    }
+
+    /// The step, with collective operations.
+    #[must_use]
+    pub fn with_collectives(self, collectives: Arc<Collectives>) -> Step {
+        Step { collectives: Some(collectives), ..self }
     }
 
     /// What kernels see of it.
@@ -82,15 +101,33 @@ impl Step {
     /// Ends the step by an error: kernels that look are told, and whoever waits for a value of it fails. The first
     /// reason counts.
     pub fn abort(&self, why: &OpError) {
-        {
-            let mut first = self.why.lock().unwrap_or_else(PoisonError::into_inner);
-            if first.is_some() {
+        let tell = {
+            let mut end = self.end();
+            if end.why.is_some() {
                 return;
             }
-            *first = Some(why.clone());
-        }
+            end.why = Some(why.clone());
+            std::mem::take(&mut end.tell)
+        };
         self.cancelled.store(true, Ordering::Release);
         self.exchange.abort(why);
+        tell.into_iter().for_each(|tell| tell(why));
+    }
+
+    /// Has `tell` called when the step is aborted; at once if it was.
+    pub(super) fn when_aborted(&self, tell: OnAbort) {
+        let mut end = self.end();
+        match end.why.clone() {
+            None => end.tell.push(tell),
+            Some(why) => {
+                drop(end);
+                tell(&why);
+            }
+        }
+    }
+
+    fn end(&self) -> MutexGuard<'_, End> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why the step was aborted, if it was.
@@ -99,6 +136,6 @@ impl Step {
         if !self.cancelled.load(Ordering::Acquire) {
             return None;
         }
-        self.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.end().why.clone()
     }
 }

@@ -1,0 +1,137 @@
+//! A task of a cluster, as `ringway serve` runs it: coordination, and a worker, behind one port.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+
+use ringway_proto::ringway::v1::DataPlaneTask;
+use ringway_topology::host::host_id;
+use ringway_topology::{IdError, TaskId};
+use tonic::service::Routes;
+
+use super::coordinator::serve_cluster;
+use super::eager::Eager;
+use super::rendezvous::{OpenError, TaskOptions, TaskRendezvous};
+use super::transports::{Identity, Neighbours, Opened, open};
+use super::worker::collectives::OpenEndpoint;
+use super::worker::{DataPlane, Traffic, Worker, WorkerConfig};
+use crate::launch::cluster::Cluster;
+use crate::random::{incarnation, token};
+use crate::rpc::serve::eager::EagerRpc;
+use crate::rpc::serve::worker::WorkerRpc;
+use crate::rpc::serve::{ServeError, Server};
+use crate::settings::Settings;
+use crate::tensor::array::pool;
+
+/// Why a task did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    /// A job's name cannot be one.
+    #[error("the cluster: {0}")]
+    Name(#[from] IdError),
+    /// There is no data plane.
+    #[error("{0}")]
+    Open(#[from] OpenError),
+    /// The worker got no threads.
+    #[error("{task}: no threads to compute on: {source}; raise the limit on them (ulimit -u)")]
+    Threads {
+        /// The task.
+        task: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The port cannot be had.
+    #[error("{0}")]
+    Serve(#[from] ServeError),
+}
+
+/// A task that serves. Dropping it ends it.
+#[derive(Debug)]
+pub struct Task {
+    server: Server,
+    worker: Worker,
+}
+
+impl Task {
+    /// Serves the task `job:index` of a cluster at `bind`.
+    ///
+    /// # Errors
+    /// [`TaskError`]; the message says what to do.
+    pub fn serve(
+        bind: SocketAddr,
+        cluster: &Cluster,
+        (job, index): (&str, u32),
+        settings: &Settings,
+    ) -> Result<Task, TaskError> {
+        let mut agents = Vec::new();
+        for (other, at, address) in cluster.all().filter(|(other, at, _)| (*other, *at) != (job, index)) {
+            agents.push((TaskId::new(other, at)?, address.to_string()));
+        }
+        let name = |job: &str, index: u32| format!("/job:{job}/replica:0/task:{index}");
+        let addresses: HashMap<String, String> =
+            cluster.all().map(|(job, index, address)| (name(job, index), address.to_string())).collect();
+        let host = |name: &str| cluster.all().all(|(_, _, address)| address.host == name);
+        let all_local = host("localhost") || host("127.0.0.1") || host("::1");
+        let task = name(job, index);
+        let options = TaskOptions { name: task.clone(), all_local, pool: pool().clone(), on_loss: None };
+        let plane = data_plane(TaskRendezvous::open(settings, options)?);
+        let threads = settings.inter_op_threads.unwrap_or(0) as usize;
+        let open_endpoint = open_endpoint(task.clone(), all_local, settings.clone());
+        let config =
+            WorkerConfig { job: job.to_owned(), task: index, addresses, threads, plane, open_endpoint };
+        let worker = Worker::start(config).map_err(|source| TaskError::Threads { task, source })?;
+        let eager = Eager::new(worker.clone());
+        let routes = Routes::new(WorkerRpc::service(worker.clone())).add_service(EagerRpc::service(eager));
+        let server = serve_cluster(bind, cluster.job_sizes(), agents, Some(routes), settings)?;
+        Ok(Task { server, worker })
+    }
+
+    /// Where it serves.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// What it received from other tasks so far.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.worker.traffic()
+    }
+}
+
+/// How a worker meets other tasks through `tasks`.
+#[must_use]
+pub fn data_plane(tasks: TaskRendezvous) -> DataPlane {
+    let (rendezvous, card) = ((*tasks).clone(), tasks.to_bytes());
+    let introduce = move |card: &[u8]| tasks.introduce_bytes(card).map_err(|error| error.to_string());
+    DataPlane { rendezvous, card, introduce: Box::new(introduce) }
+}
+
+/// What the greeting of a collective group's data plane is made from, with the job secret.
+const GROUP_GREETING: &str = "a collective group's tasks";
+
+/// Opens ends of collective groups' data planes for the task `name`.
+fn open_endpoint(name: String, all_local: bool, settings: Settings) -> OpenEndpoint {
+    Box::new(move || {
+        let secret = settings.job_secret.as_ref().map_or("", |secret| secret.reveal());
+        let life = incarnation();
+        // Any number that no other process has will do; both halves of a random one are used up.
+        let number = (life.0 >> 32) as u32 ^ life.0 as u32;
+        let identity = Identity { number, token: token(GROUP_GREETING, secret), life };
+        let here = Neighbours { all_local, ..Neighbours::default() };
+        let transport = match open(identity, here, &settings).map_err(|error| error.to_string())? {
+            Opened::Endpoint(transport) => transport,
+            Opened::Unusable(unusable, _) => return Err(unusable.to_string()),
+        };
+        let host = host_id().map_err(|error| error.to_string())?;
+        let card = DataPlaneTask {
+            name: name.clone(),
+            host: host.name().to_owned(),
+            pid: std::process::id(),
+            incarnation: life.0,
+            address: transport.address().0,
+            job: 0,
+        };
+        Ok((transport, card))
+    })
+}
