@@ -5,8 +5,11 @@ use std::sync::OnceLock;
 
 use ringway_proto::tensorflow::DataType;
 
-use super::constants;
 use super::contract::Kernel;
+use super::{
+    binary, cast, checks, constants, conv, diag, gather, join, list, matmul, nn, optimizer, pool, random,
+    reduce, segment, shapes, slice, state, unary,
+};
 use crate::core::graph::{GraphError, Node};
 use crate::tensor::type_name;
 
@@ -16,7 +19,28 @@ pub(super) type Builder = fn(&Node) -> Result<Box<dyn Kernel>, BuildError>;
 pub(super) type Family = &'static [(&'static str, Builder)];
 
 /// All families of operations.
-const FAMILIES: &[Family] = &[constants::OPS];
+const FAMILIES: &[Family] = &[
+    constants::OPS,
+    shapes::OPS,
+    unary::OPS,
+    binary::OPS,
+    cast::OPS,
+    join::OPS,
+    slice::OPS,
+    gather::OPS,
+    segment::OPS,
+    diag::OPS,
+    reduce::OPS,
+    matmul::OPS,
+    nn::OPS,
+    conv::OPS,
+    pool::OPS,
+    random::OPS,
+    state::OPS,
+    optimizer::OPS,
+    list::OPS,
+    checks::OPS,
+];
 
 /// Operations that are not kernels: the executor does them, or what it is made of.
 const EXECUTOR_OPS: &[&str] = &[

@@ -6,7 +6,7 @@ use ringway_proto::tensorflow::DataType;
 
 use super::contract::OpError;
 use super::resources::Resource;
-use crate::tensor::{Tensor, Writer};
+use crate::tensor::{PartialShape, Tensor, Writer};
 
 /// A tensor that can be replaced. A reader has what it held at one moment, which later updates do not change: an update
 /// writes in place when no reader holds the value any more, and into a copy else.
@@ -14,14 +14,21 @@ use crate::tensor::{Tensor, Writer};
 pub struct Variable {
     name: String,
     dtype: DataType,
+    shape: PartialShape,
     value: Mutex<Option<Tensor>>,
 }
 
 impl Variable {
-    /// One without a value. `name` is what errors call it.
+    /// One without a value. `name` is what errors call it, and `shape` what is known of the values that it will have.
     #[must_use]
-    pub fn new(name: &str, dtype: DataType) -> Variable {
-        Variable { name: name.to_owned(), dtype, value: Mutex::new(None) }
+    pub fn new(name: &str, dtype: DataType, shape: PartialShape) -> Variable {
+        Variable { name: name.to_owned(), dtype, shape, value: Mutex::new(None) }
+    }
+
+    /// What was known of its shape when it was made.
+    #[must_use]
+    pub fn shape(&self) -> &PartialShape {
+        &self.shape
     }
 
     /// Its name.
@@ -105,27 +112,51 @@ impl Held<'_> {
         Ok(())
     }
 
-    /// Changes the elements: in place when no reader holds them, else in a copy. When `change` fails the value is what
-    /// `change` left of it, or the old one where it was copied.
+    /// The elements, to be written: in place when no reader holds them, else a copy of them. The variable has no value
+    /// in the first case, and the old one in the second, until [`Held::put`].
     ///
     /// # Errors
-    /// As for [`Variable::read`], no memory, and what `change` says.
-    pub fn update(&mut self, change: impl FnOnce(&mut Writer) -> Result<(), OpError>) -> Result<(), OpError> {
+    /// As for [`Variable::read`], and no memory.
+    fn check_out(&mut self) -> Result<Writer, OpError> {
         let value = self.value.take().ok_or_else(|| self.variable.uninitialized())?;
-        let mut writer = match value.into_writer() {
-            Ok(writer) => writer,
-            Err(value) => {
-                let copy = value.clone().into_writer_or_copy();
-                *self.value = Some(value);
-                copy?
-            }
-        };
-        let result = change(&mut writer);
-        if result.is_ok() || self.value.is_none() {
-            *self.value = Some(writer.freeze());
-        }
-        result
+        value.into_writer().or_else(|shared| {
+            *self.value = Some(shared.clone());
+            Ok(shared.into_writer_or_copy()?)
+        })
     }
+}
+
+/// Changes the elements of several variables that are held: in place where no reader holds them, else in copies. When
+/// `change` fails they are what it left of them.
+///
+/// # Errors
+/// `FAILED_PRECONDITION` when one has no value, no memory, and what `change` says.
+pub fn update_all<const N: usize>(
+    mut held: [Held<'_>; N],
+    change: impl FnOnce(&mut [Writer; N]) -> Result<(), OpError>,
+) -> Result<(), OpError> {
+    let mut writers = Vec::with_capacity(N);
+    let mut result = Ok(());
+    for held in &mut held {
+        match held.check_out() {
+            Ok(writer) => writers.push(writer),
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        }
+    }
+    let writers = match <[Writer; N]>::try_from(writers) {
+        Ok(mut all) => {
+            result = change(&mut all);
+            Vec::from(all)
+        }
+        Err(some) => some,
+    };
+    for (held, writer) in held.iter_mut().zip(writers) {
+        *held.value = Some(writer.freeze());
+    }
+    result
 }
 
 /// Holds several variables, each from a first read to a last write (K3). They are locked in one order everywhere, so that
