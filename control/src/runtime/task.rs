@@ -1,8 +1,9 @@
-//! A task of a cluster, as `ringway serve` runs it: coordination, and a worker, behind one port.
+//! A task of a cluster, as `ringway serve` runs it: coordination, a master, a worker and remote eager behind one port.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use ringway_proto::ringway::v1::DataPlaneTask;
 use ringway_topology::host::host_id;
@@ -11,16 +12,19 @@ use tonic::service::Routes;
 
 use super::coordinator::serve_cluster;
 use super::eager::Eager;
+use super::master::cluster::ClusterTask;
+use super::master::{Master, MasterConfig};
 use super::rendezvous::{OpenError, TaskOptions, TaskRendezvous};
 use super::transports::{Identity, Neighbours, Opened, open};
 use super::worker::collectives::OpenEndpoint;
 use super::worker::{DataPlane, Traffic, Worker, WorkerConfig};
+use crate::core::master::MasterError;
 use crate::launch::cluster::Cluster;
 use crate::random::{incarnation, token};
 use crate::rpc::serve::eager::EagerRpc;
 use crate::rpc::serve::worker::WorkerRpc;
 use crate::rpc::serve::{ServeError, Server};
-use crate::settings::Settings;
+use crate::settings::{HostPort, Settings};
 use crate::tensor::array::pool;
 
 /// Why a task did not start.
@@ -40,6 +44,9 @@ pub enum TaskError {
         /// What the system said.
         source: io::Error,
     },
+    /// A task of the cluster cannot be asked.
+    #[error("{0}")]
+    Master(#[from] MasterError),
     /// The port cannot be had.
     #[error("{0}")]
     Serve(#[from] ServeError),
@@ -81,7 +88,10 @@ impl Task {
             WorkerConfig { job: job.to_owned(), task: index, addresses, threads, plane, open_endpoint };
         let worker = Worker::start(config).map_err(|source| TaskError::Threads { task, source })?;
         let eager = Eager::new(worker.clone());
-        let routes = Routes::new(WorkerRpc::service(worker.clone())).add_service(EagerRpc::service(eager));
+        let master = master(&worker, cluster, (job, index))?;
+        let routes = Routes::new(WorkerRpc::service(worker.clone()))
+            .add_service(crate::rpc::serve::master::service(master))
+            .add_service(EagerRpc::service(eager));
         let server = serve_cluster(bind, cluster.job_sizes(), agents, Some(routes), settings)?;
         Ok(Task { server, worker })
     }
@@ -97,6 +107,18 @@ impl Task {
     pub fn traffic(&self) -> Traffic {
         self.worker.traffic()
     }
+}
+
+/// The master of a task: it asks its own worker directly, and others by gRPC.
+fn master(worker: &Worker, cluster: &Cluster, own: (&str, u32)) -> Result<Master, MasterError> {
+    // Connections are driven by the runtime in which they are named.
+    let _inside = worker.calls().enter();
+    let task = |(job, index, address): (&str, u32, &HostPort)| match (job, index) == own {
+        true => Ok(ClusterTask { job: job.to_owned(), index, port: Arc::new(worker.clone()) }),
+        false => ClusterTask::remote(job, index, &address.to_string()),
+    };
+    let tasks = cluster.all().map(task).collect::<Result<Vec<_>, MasterError>>()?;
+    Ok(Master::new(MasterConfig::new(own.0, own.1, tasks)))
 }
 
 /// How a worker meets other tasks through `tasks`.

@@ -5,7 +5,8 @@ use ringway_proto::tensorflow::worker_service_server::{WorkerService, WorkerServ
 use tonic::codec::CompressionEncoding;
 use tonic::{Request, Response, Status};
 
-use crate::runtime::worker::{MESSAGE_LIMIT_BYTES, Worker};
+use crate::rpc::TENSOR_MESSAGE_LIMIT_BYTES;
+use crate::runtime::worker::Worker;
 
 /// The service.
 #[derive(Debug)]
@@ -18,8 +19,8 @@ impl WorkerRpc {
     #[must_use]
     pub fn service(worker: Worker) -> WorkerServiceServer<WorkerRpc> {
         WorkerServiceServer::new(WorkerRpc { worker })
-            .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
-            .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
+            .max_decoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
+            .max_encoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
             .accept_compressed(CompressionEncoding::Gzip)
     }
 }

@@ -38,8 +38,6 @@ use groups::Groups;
 use peers::Peers;
 use sessions::{Session, Tables};
 
-/// Longest message in either direction, as in TensorFlow: protobuf counts no further.
-pub const MESSAGE_LIMIT_BYTES: usize = (1 << 31) - 1;
 /// Threads for calls to other tasks.
 const CALL_THREADS: usize = 2;
 
@@ -215,7 +213,7 @@ impl Worker {
     }
 
     /// Where calls to other tasks run.
-    fn calls(&self) -> tokio::runtime::Handle {
+    pub(in crate::runtime) fn calls(&self) -> tokio::runtime::Handle {
         self.shared.calls.clone()
     }
 

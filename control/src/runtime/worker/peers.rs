@@ -17,10 +17,10 @@ use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use super::MESSAGE_LIMIT_BYTES;
 use super::convert::{op_error, rendezvous_error};
 use super::step::Received;
 use crate::kernels::OpError;
+use crate::rpc::TENSOR_MESSAGE_LIMIT_BYTES;
 use crate::tensor::Tensor;
 use crate::tensor::travel::Arrived;
 
@@ -136,8 +136,8 @@ impl Peers {
             endpoint.connect_lazy()
         };
         let client = WorkerServiceClient::new(channel)
-            .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
-            .max_encoding_message_size(MESSAGE_LIMIT_BYTES);
+            .max_decoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
+            .max_encoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES);
         let peer = Arc::new(Peer { name: name.to_owned(), client, source: Mutex::new(None) });
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), peer.clone());
         Ok(peer)
