@@ -22,6 +22,16 @@ pub mod tensorflow {
     }
 }
 
+/// XLA's services.
+pub mod xla {
+    /// Coordination, as JAX's clients speak it.
+    #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
+    #[rustfmt::skip]
+    pub mod coordination {
+        include!("generated/xla.coordination.rs");
+    }
+}
+
 /// Ringway's own services.
 pub mod ringway {
     /// Session setup: groups and losses.

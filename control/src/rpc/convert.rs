@@ -14,6 +14,10 @@ use crate::core::coordination::groups::{GroupMember, GroupTable};
 use crate::core::coordination::losses::{Evidence, Loss};
 use crate::core::coordination::request::{Device, Process, State, TaskStatus, Value};
 
+mod xla;
+
+pub(super) use xla::{XlaTasks, service_mismatch};
+
 const SERVICE_ERROR_KEY: &str = "type.googleapis.com/tensorflow.CoordinationServiceError";
 const BARRIER_ERROR_KEY: &str = "type.googleapis.com/tensorflow.BarrierError";
 
@@ -34,9 +38,14 @@ pub(super) fn status(refusal: &Refusal) -> Status {
             tf::BarrierError { barrier_id: id.clone(), counter: *counter }.encode_to_vec(),
         ),
     };
-    let details = StatusDetails { payloads: BTreeMap::from([(payload.0.to_owned(), payload.1)]) };
-    let code = tonic::Code::from_i32(refusal.code.number());
-    Status::with_details(code, refusal.message.to_string(), details.encode_to_vec().into())
+    with_payload(refusal.code, &refusal.message, payload.0, payload.1)
+}
+
+/// A gRPC status with details as TensorFlow's and XLA's clients read them.
+fn with_payload(code: Code, message: &str, key: &str, payload: Vec<u8>) -> Status {
+    let details = StatusDetails { payloads: BTreeMap::from([(key.to_owned(), payload)]) };
+    let code = tonic::Code::from_i32(code.number());
+    Status::with_details(code, message, details.encode_to_vec().into())
 }
 
 /// A gRPC status as a refusal.

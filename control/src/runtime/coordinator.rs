@@ -37,5 +37,10 @@ pub fn serve_cluster(
         join_timeout: settings.join_timeout,
         ..CoordinatorConfig::one_job(RANK_JOB, 1)
     };
-    Server::start_with(bind, ServerConfig { agents, ..ServerConfig::new(config, incarnation()) }, mounted)
+    let config = ServerConfig {
+        agents,
+        xla_heartbeat_limit: settings.xla_heartbeat_timeout,
+        ..ServerConfig::new(config, incarnation())
+    };
+    Server::start_with(bind, config, mounted)
 }

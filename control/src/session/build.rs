@@ -304,7 +304,7 @@ mod tests {
         let wide = graph.cast(&sum, DataType::DtDouble);
         assert_eq!((sum.dtype(), wide.dtype()), (DataType::DtFloat, DataType::DtDouble));
         let done = graph.group("done", &[wide.op()]);
-        let again = graph.group("done", &[done.clone()]);
+        let again = graph.group("done", std::slice::from_ref(&done));
         assert_eq!((done.name(), again.name()), ("done", "done_1"));
         let def = graph.finish().unwrap();
         let named = |name: &str| def.node.iter().find(|node| node.name == name).unwrap();

@@ -84,6 +84,8 @@ pub struct Settings {
     pub huge_pages: bool,
     /// `RINGWAY_HEARTBEAT_TIMEOUT_MS`.
     pub heartbeat_timeout: Duration,
+    /// The same for tasks that speak XLA's dialect.
+    pub xla_heartbeat_timeout: Duration,
     /// `RINGWAY_CONNECT_TIMEOUT_MS`.
     pub connect_timeout: Duration,
     /// `RINGWAY_JOIN_TIMEOUT_MS`.
@@ -282,6 +284,7 @@ impl Settings {
             pin: values.pin("RINGWAY_PIN"),
             huge_pages: values.word("RINGWAY_HUGE_PAGES") != Some("off"),
             heartbeat_timeout: values.millis("RINGWAY_HEARTBEAT_TIMEOUT_MS"),
+            xla_heartbeat_timeout: values.millis("RINGWAY_XLA_HEARTBEAT_TIMEOUT_MS"),
             connect_timeout: values.millis("RINGWAY_CONNECT_TIMEOUT_MS"),
             join_timeout: values.millis("RINGWAY_JOIN_TIMEOUT_MS"),
             log: values.text("RINGWAY_LOG").unwrap_or_default(),

@@ -383,6 +383,13 @@ pub const TABLE: &[Setting] = &[
         "A rank that is not heard of for this long is declared dead.",
     ),
     row(
+        "RINGWAY_XLA_HEARTBEAT_TIMEOUT_MS",
+        Kind::Number { min: 100, max: DAY_MS },
+        Some("100000"),
+        "ms",
+        "The same for tasks of JAX: not less than the heartbeat_timeout_seconds that they are given.",
+    ),
+    row(
         "RINGWAY_CONNECT_TIMEOUT_MS",
         Kind::Number { min: 10, max: DAY_MS },
         Some("30000"),

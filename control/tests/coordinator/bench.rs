@@ -134,7 +134,7 @@ pub(crate) fn process(index: u32, life: u64) -> Process {
 }
 
 pub(crate) fn register(index: u32, life: u64) -> Request {
-    Request::Register { task: worker(index), incarnation: Incarnation(life) }
+    Request::Register { task: worker(index), incarnation: Incarnation(life), silence: None }
 }
 
 pub(crate) fn beat(index: u32, life: u64) -> Request {

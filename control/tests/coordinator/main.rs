@@ -38,7 +38,8 @@ fn a_task_that_is_not_of_the_cluster_is_told_what_is() {
     let answer = bench.now(register(3, 1));
     assert_eq!(code(&answer), Some(Code::InvalidArgument));
     assert!(answer.unwrap_err().message.contains("worker with 3 tasks"));
-    let other = Request::Register { task: TaskId::new("ps", 0).unwrap(), incarnation: Incarnation(1) };
+    let other =
+        Request::Register { task: TaskId::new("ps", 0).unwrap(), incarnation: Incarnation(1), silence: None };
     assert_eq!(code(&bench.now(other)), Some(Code::InvalidArgument));
     assert_eq!(code(&bench.now(beat(9, 1))), Some(Code::InvalidArgument));
 }

@@ -5,11 +5,12 @@ use std::error::Error;
 use std::path::Path;
 
 /// The files that are compiled, relative to `proto/proto`.
-const PROTO_FILES: [&str; 6] = [
+const PROTO_FILES: [&str; 7] = [
     "tensorflow/coordination_service.proto",
     "tensorflow/master_service.proto",
     "tensorflow/worker_service.proto",
     "tensorflow/eager_service.proto",
+    "xla/coordination_service.proto",
     "ringway/v1/data_plane.proto",
     "ringway/v1/session_setup.proto",
 ];

@@ -139,9 +139,11 @@ impl ErrorFeed {
         self.waiting.insert(to, slot);
     }
 
-    /// The caller has gone.
-    pub(super) fn forget(&mut self, to: ReplyTo) {
-        self.waiting.remove(&to);
+    /// The caller has gone. Its task, if no other call of it waits.
+    pub(super) fn forget(&mut self, to: ReplyTo) -> Option<Slot> {
+        let slot = self.waiting.remove(&to)?;
+        // A caller that asked again meanwhile is still there.
+        self.waiting.values().all(|&waiting| waiting != slot).then_some(slot)
     }
 
     /// A task failed: every caller is told.

@@ -1,5 +1,7 @@
 //! The lives of tasks: how one begins, is kept up, and ends, in order or not.
 
+use std::time::Duration;
+
 use ringway_topology::{Incarnation, TaskId};
 
 use super::errors::{Code, Origin, Refusal, TaskError, clip};
@@ -21,6 +23,7 @@ impl Coordinator {
         now: Time,
         task: &TaskId,
         incarnation: Incarnation,
+        silence: Option<Duration>,
         out: &mut Vec<Effect>,
     ) -> Result<Reply, Refusal> {
         let slot = self.members.slot(task)?;
@@ -54,7 +57,7 @@ impl Coordinator {
             }
             State::Disconnected | State::Error => self.members.connect(slot, incarnation, out),
         }
-        self.heartbeats.beat(slot, now);
+        self.heartbeats.begin(slot, silence, now);
         Ok(Reply::Done)
     }
 

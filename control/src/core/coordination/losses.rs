@@ -4,7 +4,8 @@
 //!   opened later and has not seen it.
 //! - L2. Announcements on one stream are in the order of their epochs.
 //! - L3. A task has at most one stream; a new one replaces the old.
-//! - L4. When a stream breaks and no other comes within the grace, the task is lost, unless it left in order.
+//! - L4. When a stream breaks and no other comes within the grace, the task is lost, unless it left in order. So it is with
+//!   the call in which a task waits for errors, for tasks that open no stream.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -115,6 +116,18 @@ impl Losses {
             self.stream_of.remove(&slot);
             self.suspects.insert(slot, now + self.grace);
         }
+    }
+
+    /// The call in which a task waited for errors ended from its side.
+    pub(super) fn suspect(&mut self, slot: Slot, now: Time) {
+        if !self.stream_of.contains_key(&slot) {
+            self.suspects.insert(slot, now + self.grace);
+        }
+    }
+
+    /// The task is there again.
+    pub(super) fn clear(&mut self, slot: Slot) {
+        self.suspects.remove(&slot);
     }
 
     /// A loss is announced to all.

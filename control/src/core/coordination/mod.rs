@@ -156,7 +156,9 @@ impl Coordinator {
         out: &mut Vec<Effect>,
     ) -> Result<Answer, Refusal> {
         let result = match request {
-            Request::Register { task, incarnation } => self.register(now, &task, incarnation, out),
+            Request::Register { task, incarnation, silence } => {
+                self.register(now, &task, incarnation, silence, out)
+            }
             Request::Heartbeat { task, incarnation } => self.heartbeat(now, &task, incarnation),
             Request::WaitForAll { task, devices } => {
                 let slot = self.connected(&task)?;
@@ -275,6 +277,7 @@ impl Coordinator {
         if let Some((_, error)) = self.members.first_error(&self.members.everyone()) {
             return Err(error);
         }
+        self.losses.clear(slot);
         self.feed.wait(slot, to);
         Ok(Answer::Held(Held::Poll))
     }
@@ -323,14 +326,18 @@ impl Coordinator {
         Ok(Reply::Done)
     }
 
-    fn gone(&mut self, reply: ReplyTo) {
+    fn gone(&mut self, now: Time, reply: ReplyTo) {
         match self.held.remove(&reply) {
             None => {}
             Some(Held::Everyone) => self.members.forget_wait(reply),
             Some(Held::Key(path)) => self.store.forget(&path, reply),
             Some(Held::Barrier(key)) => self.barriers.forget(&key, reply),
             Some(Held::Alive(tasks)) => self.alive.forget(&tasks, reply),
-            Some(Held::Poll) => self.feed.forget(reply),
+            Some(Held::Poll) => {
+                if let Some(slot) = self.feed.forget(reply) {
+                    self.losses.suspect(slot, now);
+                }
+            }
             Some(Held::Job(job)) => self.members.forget_watcher(&job, reply),
             Some(Held::Group(name)) => self.groups.forget(&name, reply),
             Some(Held::Departure(slot)) => self.departure.forget(slot, reply),
@@ -376,7 +383,7 @@ impl Machine for Coordinator {
         let from = out.len();
         match event {
             Event::Ask { reply, request } => self.ask(now, reply, request, out),
-            Event::Gone { reply } => self.gone(reply),
+            Event::Gone { reply } => self.gone(now, reply),
             Event::WatchBroken { watch } => self.losses.broken(watch, now),
             Event::ProcessEnded { task, how } => self.process_ended(&task, how, out),
             Event::Stop => self.stop(out),

@@ -90,8 +90,8 @@ pub struct BarrierCall {
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Connect a task.
-    Register { task: TaskId, incarnation: Incarnation },
+    /// Connect a task. `silence` is how long it may be silent, where that is not for the service to say.
+    Register { task: TaskId, incarnation: Incarnation, silence: Option<Duration> },
     /// The task is alive.
     Heartbeat { task: TaskId, incarnation: Incarnation },
     /// Answer when all tasks have asked this.

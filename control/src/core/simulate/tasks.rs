@@ -130,7 +130,11 @@ impl World {
         for effect in effects {
             match effect {
                 agent::Effect::Register => {
-                    let request = Request::Register { task: who.task.clone(), incarnation: who.incarnation };
+                    let request = Request::Register {
+                        task: who.task.clone(),
+                        incarnation: who.incarnation,
+                        silence: None,
+                    };
                     self.send(index, Purpose::Register, request, CALL_LIMIT);
                 }
                 agent::Effect::Beat => {

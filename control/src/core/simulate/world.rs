@@ -365,7 +365,7 @@ impl World {
             }
             self.later(SPREAD, Happening::Heard { loss, since: self.now });
         }
-        if let Some(Event::Ask { reply, request: Request::Register { task, incarnation } }) = event
+        if let Some(Event::Ask { reply, request: Request::Register { task, incarnation, .. } }) = event
             && effects.contains(&Effect::Reply { to: *reply, result: Ok(Reply::Done) })
         {
             self.registered.insert((task.clone(), *incarnation));
@@ -444,7 +444,7 @@ impl World {
     fn is_blamed_on_the_past(&self, loss: &Loss, event: Option<&Event>) -> bool {
         let newest = &self.tasks[loss.task.index() as usize];
         match event {
-            Some(Event::Ask { request: Request::Register { task, incarnation }, .. }) => {
+            Some(Event::Ask { request: Request::Register { task, incarnation, .. }, .. }) => {
                 newest.incarnation == loss.incarnation
                     && self.registered.contains(&(task.clone(), *incarnation))
             }

@@ -54,7 +54,8 @@ impl CoordinationService for Coordination {
     ) -> Answer<tf::RegisterTaskResponse> {
         let request = request.into_inner();
         let task = convert::task_of(request.source_task, request.job, request.task)?;
-        self.ask(Ask::Register { task, incarnation: Incarnation(request.incarnation) }).await?;
+        self.ask(Ask::Register { task, incarnation: Incarnation(request.incarnation), silence: None })
+            .await?;
         Ok(Response::new(tf::RegisterTaskResponse { leader_incarnation: self.incarnation.0 }))
     }
 

@@ -12,6 +12,7 @@ pub mod eager;
 mod push;
 mod session;
 pub mod worker;
+mod xla;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use ringway_proto::ringway::v1::session_setup_server::SessionSetupServer;
 use ringway_proto::tensorflow::coordination_service_server::CoordinationServiceServer;
+use ringway_proto::xla::coordination::coordination_service_server::CoordinationServiceServer as XlaCoordinationServer;
 use ringway_topology::{Incarnation, TaskId};
 use tokio::sync::{mpsc, oneshot};
 use tonic::codec::CompressionEncoding;
@@ -30,6 +32,7 @@ use self::accept::incoming;
 use self::coordination::Coordination;
 use self::desk::{Desk, Population};
 use self::session::Session;
+use self::xla::XlaCoordination;
 use super::MESSAGE_LIMIT_BYTES;
 use crate::core::coordination::CoordinatorConfig;
 use crate::core::coordination::request::Event;
@@ -42,6 +45,8 @@ const STREAMS_LIMIT: u32 = 4096;
 pub const MOUNTED_THREADS: usize = 4;
 /// What a client may send before it is told to go on, where tensors come.
 const WINDOW_BYTES: u32 = 16 << 20;
+/// JAX's own limit where its user gives none.
+const XLA_HEARTBEAT_LIMIT: Duration = Duration::from_secs(100);
 /// How long the service waits at its end for answers to be read.
 const FLUSH: Duration = Duration::from_millis(200);
 /// Between two probes of a connection on which nothing moves.
@@ -60,6 +65,8 @@ pub struct ServerConfig {
     pub connections_limit: usize,
     /// A connection that has not spoken HTTP/2 within this time is closed.
     pub handshake_timeout: Duration,
+    /// Silence for so long means that a task which speaks XLA's dialect is lost.
+    pub xla_heartbeat_limit: Duration,
     /// Agents that run servers of their own, at "host:port", and want errors pushed there. TensorFlow's do.
     pub agents: Vec<(TaskId, String)>,
 }
@@ -74,6 +81,7 @@ impl ServerConfig {
             incarnation,
             connections_limit,
             handshake_timeout: Duration::from_secs(10),
+            xla_heartbeat_limit: XLA_HEARTBEAT_LIMIT,
             agents: Vec::new(),
         }
     }
@@ -253,6 +261,10 @@ async fn serve(
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
+    let xla = XlaCoordinationServer::new(XlaCoordination::new(desk.clone(), &config))
+        .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+        .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
+        .accept_compressed(CompressionEncoding::Gzip);
     let session = SessionSetupServer::new(Session::new(desk.clone(), config.incarnation))
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
@@ -267,6 +279,7 @@ async fn serve(
         .http2_keepalive_timeout(Some(KEEPALIVE_LIMIT))
         .add_routes(mounted.unwrap_or_default())
         .add_service(coordination)
+        .add_service(xla)
         .add_service(session)
         .serve_with_incoming_shutdown(connections, async {
             let _ = drained.await;

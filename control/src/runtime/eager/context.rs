@@ -47,7 +47,7 @@ impl Context {
     pub(super) fn new(id: u64, device: DeviceName, cluster: &ServerDef, worker: Worker) -> Context {
         let step_id = id as i64;
         let exchange = worker.exchange(step_id);
-        learn(&worker, &cluster);
+        learn(&worker, cluster);
         Context {
             step_id,
             exchange,
