@@ -566,7 +566,7 @@ build_command() {
     VM_COMMAND=("${QEMU[@]}" -nodefaults -no-user-config -display none -no-reboot -M q35
         -accel "tcg,thread=multi" -cpu "max,-erms,-fsrm,-la57" -smp "$smp" -m "$mem"
         -kernel "$GUEST/vmlinux" -initrd "$RUN/initramfs"
-        -append "console=ttyS0 quiet panic=-1 oops=panic tsc=reliable mitigations=off nowatchdog audit=0 random.trust_cpu=on"
+        -append "console=ttyS0 quiet panic=-1 oops=panic tsc=reliable mitigations=off nowatchdog no_timer_check audit=0 random.trust_cpu=on"
         -serial "file:$RUN/console"
         -device pvpanic-pci
         -device virtio-rng-pci

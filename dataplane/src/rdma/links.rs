@@ -347,7 +347,8 @@ impl RdmaTransport {
             if let Some(tried) = meeting.is_late(now_ms) {
                 let way = describe(&link.pairs, &self.offer, &link.offer);
                 let timeout_ms = self.config.connect_timeout_ms;
-                let tried = dead.into_iter().next().map_or(tried, |(_, why)| why);
+                let no_way = dead.into_iter().next().filter(|_| !is_reached);
+                let tried = no_way.map_or(tried, |(_, why)| why);
                 let evidence =
                     format!("peer {} was not reached within {timeout_ms} ms: {tried} ({way})", link.peer.0);
                 self.lose(at, Cause::new(CauseKind::Unreachable, evidence));
