@@ -110,7 +110,7 @@ cmd() {
     mpich5-ofi-shm)     CMD=("${M5[@]}" -genv MPIR_CVAR_CH4_NETMOD ofi "$B/mpich5");;
     impi-shm)           CMD=("${IM[@]}" -genv I_MPI_FABRICS shm "$B/impi");;
     oneccl-shm)         CMD=("$(V oneccl)/bin/mpiexec" -n "$n" -genv I_MPI_FABRICS shm "$B/oneccl");;
-    ringway-tcp)        CMD=(env ${BIND:+RINGWAY_PIN=auto} "$HERE/bench_ringway.py" "$RINGWAY" "$n");;
+    ringway-tcp)        CMD=(env ${BIND:+RINGWAY_PIN=spread} "$HERE/bench_ringway.py" "$RINGWAY" "$n");;
     openmpi4-tcp)       CMD=("${O4[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo "$B/openmpi4");;
     openmpi5-tcp)       CMD=("${O5[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo "$B/openmpi5");;
     openmpi4-ucx-tcp)   CMD=("${O4[@]}" --mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any -x UCX_TLS=tcp,self -x UCX_NET_DEVICES=lo "$B/openmpi4");;

@@ -104,6 +104,14 @@ impl Run {
     }
 }
 
+/// A test that fails leaves nothing running: the launcher's end is that of its ranks.
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// How a launcher ended.
 #[derive(Debug)]
 pub(crate) struct End {

@@ -54,6 +54,12 @@ fn ranks_follow_memory() {
     let crowd = placed(&machine, 20);
     assert_eq!(crowd[0].cpus, cpus("0-1,8-9"), "I2: the ranks of a crowded node share it");
     assert_eq!(crowd[0].cpus, crowd[4].cpus);
+    let twice = placed(&machine, 32);
+    assert_eq!(
+        cpu_lists(&twice)[..9],
+        ["0", "1", "8", "9", "0", "1", "8", "9", "2"],
+        "I2: dealt out in turn"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The data plane's transports, as the settings want them.
 
 use super::rdma::{self, Lack, Plan, RDMA, RdmaUnusable};
-use crate::launch::Launch;
+use crate::launch::{Launch, Launcher};
 use crate::settings::{CongestionControl, IoDriver, NameList, Settings};
 use ringway_dataplane::fabric::interface::{self, Choice, NoInterface, Picked, ReadError};
 use ringway_dataplane::fabric::route::{Offers, Withheld, write_offers};
@@ -59,6 +59,8 @@ pub(super) struct Neighbours {
     pub(super) local_size: Option<u32>,
     /// Whether all processes of the job are known to be on this host.
     pub(super) all_local: bool,
+    /// Whether `ringway run` started them, which leaves it to them where they run.
+    pub(super) by_ringway: bool,
 }
 
 impl From<&Launch> for Neighbours {
@@ -67,6 +69,7 @@ impl From<&Launch> for Neighbours {
             local_rank: launch.local_rank,
             local_size: launch.local_size,
             all_local: launch.local_size == Some(launch.world_size),
+            by_ringway: launch.found_by == Launcher::Ringway,
         }
     }
 }

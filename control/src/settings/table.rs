@@ -87,7 +87,7 @@ impl Kind {
             Kind::HostPort => "host:port with a port from 1 to 65535, an IPv6 address in brackets as in \
                 [fd00::1]:29400"
                 .to_owned(),
-            Kind::Cpus => "auto, off, or a list of processor numbers such as 0-3,8".to_owned(),
+            Kind::Cpus => "auto, spread, off, or a list of processor numbers such as 0-3,8".to_owned(),
         }
     }
 }
@@ -362,10 +362,11 @@ pub const TABLE: &[Setting] = &[
     row(
         "RINGWAY_PIN",
         Kind::Cpus,
-        Some("off"),
+        Some("auto"),
         "",
-        "Which processors the thread that joins, and those it starts later, run on: auto gives each local rank its \
-         share of the machine, a list names them, off leaves it to the system.",
+        "Which processors the thread that joins, and those it starts later, run on: spread gives each local rank its \
+         share of those that it may use, auto does so under ringway run while each rank has a core, a list names \
+         them, off leaves it to the launcher and the system.",
     ),
     row(
         "RINGWAY_HUGE_PAGES",

@@ -148,8 +148,11 @@ pub enum CoordinatorBy {
 /// Which processors a rank's threads run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pin {
-    /// Local ranks are spread over the machine.
+    /// Ranks that `ringway run` started are spread over the machine while each has a core of its own; others stay
+    /// where their launcher and the system put them.
     Auto,
+    /// Local ranks are spread over the machine.
+    Spread,
     /// Threads are left where the system puts them.
     Off,
     /// These processors, in ascending order, each once.
@@ -243,6 +246,7 @@ fn names(text: &str, words: &[&'static str]) -> Option<NameList> {
 fn pin(text: &str) -> Option<Pin> {
     match text {
         "auto" => return Some(Pin::Auto),
+        "spread" => return Some(Pin::Spread),
         "off" => return Some(Pin::Off),
         _ => {}
     }
@@ -323,7 +327,8 @@ mod tests {
     #[test]
     fn pins() {
         assert_eq!(pin("0-2,8,1"), Some(Pin::Cpus(vec![0, 1, 2, 8])));
-        assert_eq!(pin("off"), Some(Pin::Off));
+        let words = [("auto", Pin::Auto), ("spread", Pin::Spread), ("off", Pin::Off)];
+        words.into_iter().for_each(|(word, meant)| assert_eq!(pin(word), Some(meant)));
         for bad in ["", "3-1", "a", "0-", "9999", "1,,2"] {
             assert_eq!(pin(bad), None, "{bad}");
         }

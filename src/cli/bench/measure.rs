@@ -7,6 +7,7 @@ use super::case::{Call, Case};
 use super::table::{Printer, RankLine, Row, percentile};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ringway::{CollectiveError, Communicator, DType, Element, ReduceOp};
+use ringway_topology::host::pin::allowed_cpus;
 use std::io::{IsTerminal, Stdout, Write, stdout};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ const MOST_ITERATIONS: u64 = 2000;
 /// A size whose iterations take longer gets a progress bar on a terminal.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of one rank's description.
-const WHO_BYTES: usize = 256;
+const WHO_BYTES: usize = 320;
 
 /// Why a benchmark ended early.
 #[derive(Debug, thiserror::Error)]
@@ -99,10 +100,14 @@ pub(super) fn who(comm: &Communicator) -> Result<Vec<RankLine>, CollectiveError>
 /// This rank's transport and why so, by the first peer that it is connected to.
 fn describe(comm: &Communicator) -> String {
     let routes = (0..comm.size()).filter_map(|rank| Some((rank, comm.route(rank)?)));
-    match routes.take(1).next() {
+    let route = match routes.take(1).next() {
         Some((rank, route)) => format!("to rank {rank} by {route}"),
         None if comm.size() == 1 => "alone: nothing is sent".to_owned(),
         None => format!("{}, not connected yet", comm.transport_name()),
+    };
+    match allowed_cpus() {
+        Ok(cpus) => format!("on CPUs {cpus}, {route}"),
+        Err(_) => route,
     }
 }
 

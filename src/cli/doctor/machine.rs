@@ -78,6 +78,13 @@ fn devices(machine: &Machine) -> Section {
 
 fn placement(machine: &Machine, ranks: Option<u32>) -> Section {
     let mut section = Section::new("Where ranks would go");
+    let parts = machine.parts();
+    let cores = parts.cores.iter().filter(|core| !core.cpus.and(&parts.allowed).is_empty()).count();
+    section.noted(
+        "bound by ringway run",
+        format!("up to {cores} ranks"),
+        "RINGWAY_PIN=auto, the default: while each has a core; spread: always; off: never",
+    );
     let usable = u32::try_from(machine.parts().allowed.len()).unwrap_or(u32::MAX);
     let ranks = ranks.unwrap_or_else(|| usable.clamp(1, RANKS_SHOWN));
     match place(machine, &Request::plain(machine, ranks)) {

@@ -1,6 +1,7 @@
 //! How this machine is found out, what of it this process may use, and how threads and memory are bound to it.
 //!
-//! [`discover`] describes the machine in full: some milliseconds, once at start. Who only needs to know how many
+//! [`discover`] describes the machine in full: some milliseconds, once at start; [`discover_processors`] leaves out
+//! devices. Who only needs to know how many
 //! CPUs there are to run on asks [`pin::parallelism`] or [`pin::allowed_cpus`], which cost microseconds.
 //!
 //! CPUs, caches and memory come from libhwloc (feature `hwloc`, on by default), or from sysfs when the program
@@ -41,6 +42,16 @@ pub fn discover() -> Result<Machine, DiscoverError> {
     let parts = cpu_side(&tree)?;
     let allowed = pin::allowed_cpus()?;
     finish(&tree, parts, Some(&allowed))
+}
+
+/// Describes processors and memory nodes alone, from the kernel's files: a small part of the time of [`discover`].
+///
+/// # Errors
+/// When a file is missing or malformed, or the affinity mask cannot be read.
+pub fn discover_processors() -> Result<Machine, DiscoverError> {
+    let mut parts = sysfs::cpu_side(&Tree::new(Path::new("/")))?;
+    parts.allowed = parts.allowed.and(&pin::allowed_cpus()?);
+    Ok(Machine::new(parts)?)
 }
 
 #[cfg(feature = "hwloc")]

@@ -2,8 +2,9 @@
 //!
 //! - I1: every rank has at least one CPU, and only allowed ones.
 //! - I2: while ranks do not outnumber CPUs (those of the accelerators' NUMA node, where ranks have accelerators),
-//!   no two ranks share a CPU. When they do, the ranks of a node share all its CPUs, so that the kernel can
-//!   balance them.
+//!   no two ranks share a CPU. When they do, and are a whole multiple of a node's CPUs, they are dealt out to those
+//!   one each: ranks that the kernel moves about take up to twice as long for small messages (docs/performance.md).
+//!   Else the ranks of a node share all its CPUs, so that the kernel can balance them.
 //! - I3: a rank's CPUs lie in one NUMA node, unless its package or the machine has fewer ranks than nodes; then
 //!   a rank has whole nodes, neighbours in the tree.
 //! - I4: a rank's interfaces are the nearest usable ones; ranks equally near to several share them out.
@@ -284,7 +285,7 @@ fn share_out(levels: &[Level], cpus: &CpuSet, ranks: usize) -> Vec<CpuSet> {
         return share_singles(cpus, ranks);
     };
     if ranks > cpus.len() && !level.holds_memory {
-        return vec![cpus.clone(); ranks]; // I2
+        return crowd(cpus, ranks);
     }
     let groups = partition(&level.sets, cpus);
     let units = units(levels, cpus, ranks);
@@ -381,11 +382,19 @@ fn is_even(weights: &[usize], shares: &[usize], merged: Option<&[usize]>, ranks:
     poorest.is_some_and(|poorest: usize| poorest >= even)
 }
 
+/// I2: more ranks than CPUs.
+fn crowd(cpus: &CpuSet, ranks: usize) -> Vec<CpuSet> {
+    if !ranks.is_multiple_of(cpus.len().max(1)) {
+        return vec![cpus.clone(); ranks];
+    }
+    singles(cpus).into_iter().cycle().take(ranks).collect()
+}
+
 /// The last level: single CPUs, in contiguous runs.
 fn share_singles(cpus: &CpuSet, ranks: usize) -> Vec<CpuSet> {
     let all = singles(cpus);
     if ranks > all.len() {
-        return vec![cpus.clone(); ranks]; // I2
+        return crowd(cpus, ranks);
     }
     let bound = |rank: usize| rank * all.len() / ranks;
     (0..ranks)
