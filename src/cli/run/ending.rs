@@ -3,7 +3,8 @@
 //! - I1: the exit code is that of the first rank that failed, whatever the others do when they are ended. A rank is often
 //!   heard of after those that failed because of it, since its connections end before it does. So failures are collected
 //!   for a moment ([`SETTLE`]): a rank that was killed comes first, then one that another, as that one said itself, failed
-//!   because of, then the order in which they were heard of.
+//!   because of, then the order in which they were heard of. One that is blamed and still runs is waited for as long as
+//!   the grace lasts: a panic writes a backtrace first.
 //! - I2: after a failure every phase has a deadline, so the launcher ends though ranks ignore SIGTERM.
 //! - I3: ranks that the user asked to end (a forwarded signal) get longer than ranks left over by a failure, since
 //!   they may be saving their work; a second signal cuts that short, a third kills.
@@ -89,20 +90,32 @@ pub(super) struct Ending {
     first: Option<Failure>,
     /// Until when the first may yet be another; `None` before a failure and once it was told.
     settled: Option<Duration>,
+    /// The blamed rank that is waited for.
+    awaited: Option<u32>,
 }
 
 impl Ending {
     pub(super) fn new(grace: Duration) -> Self {
-        Ending { grace, phase: Phase::Running, until: None, failures: Vec::new(), first: None, settled: None }
+        Ending {
+            grace,
+            phase: Phase::Running,
+            until: None,
+            failures: Vec::new(),
+            first: None,
+            settled: None,
+            awaited: None,
+        }
     }
 
     /// A rank ended.
     pub(super) fn ended(&mut self, failure: Failure, now: Duration) {
         if failure.outcome.is_success() {
+            self.stop_awaiting(failure.rank, now);
             return;
         }
         let open = self.first.is_none() && self.phase < Phase::Terminating;
-        let in_time = self.failures.is_empty() || self.settled.is_some_and(|until| now < until);
+        // Not by the clock: the launcher, too, may be late.
+        let in_time = self.settled.is_some();
         if self.failures.is_empty() {
             self.settled = Some(now + SETTLE.min(self.grace));
         }
@@ -112,8 +125,15 @@ impl Ending {
                 self.settled = Some(now);
             }
         }
+        self.stop_awaiting(failure.rank, now);
         if self.phase == Phase::Running {
             self.enter(Phase::Failed, now + self.grace);
+        }
+    }
+
+    fn stop_awaiting(&mut self, rank: u32, now: Duration) {
+        if self.awaited.take_if(|awaited| *awaited == rank).is_some() && self.settled.is_some() {
+            self.settled = Some(now);
         }
     }
 
@@ -125,8 +145,16 @@ impl Ending {
         now: Duration,
         blamed: impl Fn(u32) -> Option<u32>,
     ) -> Option<Failure> {
-        self.settled.take_if(|until| now >= *until || running == 0)?;
-        self.first = first_of(&self.failures, blamed);
+        let until = self.settled.take_if(|until| now >= *until || running == 0)?;
+        let first = first_of(&self.failures, &blamed);
+        let cause = first.and_then(|first| blamed(first.rank));
+        self.awaited = cause.filter(|cause| running > 0 && self.failures.iter().all(|f| f.rank != *cause));
+        let grace_ends = self.until.filter(|end| until < *end && self.phase == Phase::Failed);
+        if self.awaited.is_some() && grace_ends.is_some() {
+            self.settled = grace_ends;
+            return None;
+        }
+        self.first = first;
         self.first
     }
 
@@ -224,6 +252,30 @@ mod tests {
         assert!(first(&|rank| Some((rank + 1) % 3)).is_some(), "a circle has no beginning, and an end");
         let killed = by(3, Outcome::Killed(9));
         assert_eq!(first_of(&[a, killed], |_| Some(0)), Some(killed));
+    }
+
+    /// I1.
+    #[test]
+    fn a_blamed_rank_that_still_runs_is_waited_for_while_the_grace_lasts() {
+        let (exited, panicked) = (by(0, Outcome::Exited(1)), by(3, Outcome::Exited(101)));
+        let because = |rank| (rank != 3).then_some(3);
+        let waiting = || {
+            let mut ending = Ending::new(s(2));
+            ending.ended(exited, s(5));
+            assert_eq!(ending.verdict(1, s(5) + SETTLE, because), None);
+            assert_eq!(ending.deadline(), Some(s(7)));
+            ending
+        };
+        let mut late = waiting();
+        late.ended(panicked, s(6));
+        assert_eq!((late.verdict(0, s(6), because), late.exit_code()), (Some(panicked), 101));
+        let mut never = waiting();
+        assert_eq!((never.verdict(1, s(7), because), never.due(s(7))), (Some(exited), Some(Step::Terminate)));
+        never.ended(by(3, Outcome::Killed(15)), s(7));
+        assert_eq!((never.verdict(0, s(8), because), never.exit_code()), (None, 1));
+        let mut well = waiting();
+        well.ended(by(3, Outcome::Exited(0)), s(6));
+        assert_eq!(well.verdict(0, s(6), because), Some(exited));
     }
 
     const fn s(seconds: u64) -> Duration {
