@@ -224,7 +224,7 @@ fn join_strings(call: &mut Call<'_>) -> Result<(), OpError> {
 fn pow(node: &Node) -> Built {
     widened(node, |node| {
         by_number!(node, "T", T => kernel(|call| {
-            if T::IS_INT && call.tensor(1)?.as_slice::<T>()?.iter().any(|exponent| *exponent < T::ZERO) {
+            if T::IS_INT && call.tensor(1)?.as_slice::<T>()?.iter().any(|exponent| exponent.is_below_zero()) {
                 return Err(OpError::invalid("Integers to negative integer powers are not allowed"));
             }
             arithmetic::<T>(call, Number::power)

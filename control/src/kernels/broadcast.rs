@@ -148,6 +148,6 @@ mod tests {
         }
         let error = Broadcast::of([&[2, 3][..], &[4]]).err().unwrap();
         assert_eq!(error.message, "Incompatible shapes: [2,3] vs. [4]");
-        Broadcast::of([&[0, 3][..], &[1]]).unwrap().runs(|..| panic!("nothing to walk"));
+        Broadcast::of([&[0, 3][..], &[1]]).unwrap().runs(|_, _, _, _| panic!("nothing to walk"));
     }
 }

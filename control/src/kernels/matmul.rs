@@ -1,5 +1,7 @@
 //! Products of matrices. The work is `ndarray`'s, which has a blocked, vectorised product for floats.
 
+use std::num::Wrapping;
+
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2, LinalgScalar};
 
@@ -21,11 +23,36 @@ pub(super) const OPS: Family = &[
 ];
 
 /// Types that matrices are multiplied in.
-pub(super) trait Factor: Scalar + LinalgScalar {}
-impl Factor for f32 {}
-impl Factor for f64 {}
-impl Factor for i32 {}
-impl Factor for i64 {}
+pub(super) trait Factor: Scalar + LinalgScalar {
+    /// The same bytes as what does not fail past the range of the type: integers wrap.
+    type Wrapped: LinalgScalar + bytemuck::Pod;
+    const NONE: Self::Wrapped;
+    const UNIT: Self::Wrapped;
+}
+
+impl Factor for f32 {
+    type Wrapped = f32;
+    const NONE: f32 = 0.0;
+    const UNIT: f32 = 1.0;
+}
+
+impl Factor for f64 {
+    type Wrapped = f64;
+    const NONE: f64 = 0.0;
+    const UNIT: f64 = 1.0;
+}
+
+impl Factor for i32 {
+    type Wrapped = Wrapping<i32>;
+    const NONE: Wrapping<i32> = Wrapping(0);
+    const UNIT: Wrapping<i32> = Wrapping(1);
+}
+
+impl Factor for i64 {
+    type Wrapped = Wrapping<i64>;
+    const NONE: Wrapping<i64> = Wrapping(0);
+    const UNIT: Wrapping<i64> = Wrapping(1);
+}
 
 /// A matrix in row-major order, to be read as it is or transposed.
 #[derive(Clone, Copy)]
@@ -36,9 +63,10 @@ pub(super) struct Matrix<'a, T> {
     pub(super) is_transposed: bool,
 }
 
-impl<'a, T> Matrix<'a, T> {
-    fn view(self) -> Result<ArrayView2<'a, T>, OpError> {
-        let view = ArrayView2::from_shape((self.rows, self.columns), self.elements);
+impl<'a, T: Factor> Matrix<'a, T> {
+    fn view(self) -> Result<ArrayView2<'a, T::Wrapped>, OpError> {
+        let elements = bytemuck::cast_slice(self.elements);
+        let view = ArrayView2::from_shape((self.rows, self.columns), elements);
         let view =
             view.map_err(|error| OpError::internal(format!("a matrix is not of its shape: {error}")))?;
         Ok(if self.is_transposed { view.reversed_axes() } else { view })
@@ -53,7 +81,7 @@ pub(super) fn multiply<T: Factor>(
     adds: bool,
 ) -> Result<(), OpError> {
     let (a, b) = (a.view()?, b.view()?);
-    let out = ArrayViewMut2::from_shape((a.nrows(), b.ncols()), out);
+    let out = ArrayViewMut2::from_shape((a.nrows(), b.ncols()), bytemuck::cast_slice_mut(out));
     let mut out =
         out.map_err(|error| OpError::internal(format!("a product is not of its shape: {error}")))?;
     if a.ncols() != b.nrows() {
@@ -61,11 +89,12 @@ pub(super) fn multiply<T: Factor>(
     }
     if a.ncols() == 0 {
         if !adds {
-            out.fill(T::zero());
+            out.fill(T::NONE);
         }
         return Ok(());
     }
-    general_mat_mul(T::one(), &a, &b, if adds { T::one() } else { T::zero() }, &mut out);
+    let before = if adds { T::UNIT } else { T::NONE };
+    general_mat_mul(T::UNIT, &a, &b, before, &mut out);
     Ok(())
 }
 

@@ -33,6 +33,7 @@ mod join;
 mod list;
 mod matmul;
 mod nn;
+mod norm;
 mod number;
 mod optimizer;
 mod philox;

@@ -37,6 +37,9 @@ pub(super) trait Number: Scalar + PartialOrd + std::iter::Sum {
     fn of_mean(sum: Self::Sum, count: usize) -> Self;
     fn to_f64(self) -> f64;
     fn of_f64(value: f64) -> Self;
+    fn is_below_zero(self) -> bool {
+        self < Self::ZERO
+    }
 }
 
 macro_rules! floats {

@@ -237,9 +237,9 @@ fn random_shuffle(node: &Node) -> Built {
             return call.set(0, tensor);
         };
         let mut order: Vec<i64> = (0..rows as i64).collect();
-        let mut words = Words::of(stream.reserve((rows as u64).div_ceil(4)));
+        let mut words = Words::of(stream.reserve((rows as u64 - 1).div_ceil(4)));
         for at in 0..rows - 1 {
-            // TensorFlow draws 32 bits for each row.
+            // 32 bits for each row but the last.
             order.swap(at, at + words.next() as usize % (rows - at));
         }
         call.set(0, super::gather::gathered(&tensor, &Tensor::vector(&order)?, 0, 0)?)

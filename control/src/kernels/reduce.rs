@@ -330,7 +330,7 @@ fn l2_loss(node: &Node) -> Built {
     widened(node, |node| {
         by_type!(node, "T", [DtFloat f32, DtDouble f64], T => kernel(|call| {
             let tensor = call.tensor(0)?;
-            let square = |sum: f64, x: T| sum + f64::from(x) * f64::from(x);
+            let square = |sum: f64, x: T| sum + x.to_f64() * x.to_f64();
             let sum = folded(tensor.as_slice::<T>()?, 0.0, square, |a, b| a + b);
             call.set(0, Tensor::scalar((sum / 2.0) as T)?)
         }))

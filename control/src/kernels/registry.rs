@@ -7,8 +7,8 @@ use ringway_proto::tensorflow::DataType;
 
 use super::contract::Kernel;
 use super::{
-    binary, cast, checks, constants, conv, diag, gather, join, list, matmul, nn, optimizer, pool, random,
-    reduce, segment, shapes, slice, state, unary,
+    binary, cast, checks, constants, conv, diag, gather, join, list, matmul, nn, norm, optimizer, pool,
+    random, reduce, segment, shapes, slice, state, unary,
 };
 use crate::core::graph::{GraphError, Node};
 use crate::tensor::type_name;
@@ -33,6 +33,7 @@ const FAMILIES: &[Family] = &[
     reduce::OPS,
     matmul::OPS,
     nn::OPS,
+    norm::OPS,
     conv::OPS,
     pool::OPS,
     random::OPS,

@@ -200,7 +200,7 @@ fn unique(node: &Node) -> Built {
         let mut which: Vec<usize> = Vec::with_capacity(tensor.len());
         let mut counts: Vec<usize> = Vec::new();
         let mut known: HashMap<&[u8], usize> = HashMap::new();
-        let size = element_bytes(&tensor).unwrap_or(1);
+        let size = if tensor.strings().is_ok() { 0 } else { element_bytes(&tensor)? };
         for at in 0..tensor.len() {
             let key = match tensor.strings() {
                 Ok(strings) => &strings[at][..],

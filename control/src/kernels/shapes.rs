@@ -224,7 +224,7 @@ fn range(node: &Node) -> Built {
         if delta == T::ZERO {
             return Err(OpError::invalid("Requires delta != 0"));
         }
-        if (delta > T::ZERO && start > limit) || (delta < T::ZERO && start < limit) {
+        if (delta > T::ZERO && start > limit) || (delta.is_below_zero() && start < limit) {
             let (relation, sign) = if delta > T::ZERO { ("<=", ">") } else { (">=", "<") };
             return Err(OpError::invalid(format!(
                 "Requires start {relation} limit when delta {sign} 0: {start}/{limit}"

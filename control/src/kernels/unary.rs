@@ -118,8 +118,8 @@ numbers! {
     abs: Number::magnitude;
     sign: Number::sign;
     square: |x: T| x.times(x);
-    relu: |x: T| if x < T::ZERO { T::ZERO } else { x };
-    relu6: |x: T| if x < T::ZERO { T::ZERO } else { x.smaller(T::of_f64(6.0)) };
+    relu: |x: T| if x.is_below_zero() { T::ZERO } else { x };
+    relu6: |x: T| if x.is_below_zero() { T::ZERO } else { x.smaller(T::of_f64(6.0)) };
 }
 
 macro_rules! reals {

@@ -106,7 +106,7 @@ impl Tensor {
     pub fn from_bytes(dtype: DataType, shape: Shape, bytes: SharedBytes) -> Result<Tensor, TensorError> {
         let size = size_of(dtype).ok_or(TensorError::NoType { number: dtype as i32 })?;
         check_length(dtype, &shape, "bytes", shape.elements() * size, bytes.len())?;
-        if bytes.as_ptr().addr() % size != 0 {
+        if !bytes.as_ptr().addr().is_multiple_of(size) {
             let mut writer = Writer::new(dtype, shape)?;
             writer.bytes_mut().copy_from_slice(&bytes);
             return Ok(writer.freeze());

@@ -49,6 +49,5 @@ pub fn size_of(dtype: DataType) -> Option<usize> {
 /// The name that users know: `float`, `int32`, `float_ref`.
 #[must_use]
 pub fn type_name(dtype: DataType) -> String {
-    let name = dtype.as_str_name().trim_start_matches("DT_").to_ascii_lowercase();
-    name
+    dtype.as_str_name().trim_start_matches("DT_").to_ascii_lowercase()
 }
