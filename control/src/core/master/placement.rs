@@ -12,7 +12,8 @@
 //! A node without inputs or state (a constant, a placeholder) that nothing binds goes where most of its readers are.
 //!
 //! - **P1** What a node asks for by job, task, type and index is what it gets, or the call fails; with soft placement a
-//!   type or index that no device of the task has is let go.
+//!   type or index that no device of the task has is let go. A reader or writer of a resource or of a reference is
+//!   where that is, whatever it asks for itself, as in TensorFlow's placer.
 //! - **P2** Nodes of one group are on one device.
 //! - **P3** A node keeps its device when the graph is extended.
 
@@ -130,13 +131,18 @@ fn choices(
     groups: &mut Groups,
 ) -> Result<Vec<Choice>, MasterError> {
     let mut choices = vec![Choice::default(); graph.nodes().len()];
-    for (at, node) in graph.nodes().iter().enumerate() {
+    let (followers, owners): (Vec<_>, Vec<_>) =
+        graph.nodes().iter().enumerate().partition(|(_, node)| held_inputs(graph, node).next().is_some());
+    let owners = owners.into_iter().map(|owner| (owner, false));
+    for ((at, node), follows) in owners.chain(followers.into_iter().map(|follower| (follower, true))) {
         let root = groups.root(at);
         let choice = &mut choices[root];
         match before.get(at) {
             Some(device) => choice.device = choice.device.or(Some(*device)),
             None => match choice.asked.merge(&node.device) {
                 Ok(merged) => choice.asked = merged,
+                // What it reads or writes is elsewhere already.
+                Err(_) if follows => {}
                 // What is let go is the later wish, for the type and index alone.
                 Err(_) if soft && choice.asked.task_part().merge(&node.device.task_part()).is_ok() => {}
                 Err(conflict) => {
@@ -183,6 +189,15 @@ fn choices(
     Ok(choices)
 }
 
+/// The nodes whose resources or references this one is handed, unless it calls a function with them.
+fn held_inputs<'g>(graph: &Graph, node: &'g Node) -> impl Iterator<Item = NodeId> + use<'g> {
+    let calls = CALLS.contains(&node.op()) || graph.library().signature(node.op()).is_some();
+    let inputs = node.inputs.iter().zip(&node.input_types);
+    inputs
+        .filter(move |(_, kind)| !calls && (kind.is_ref || kind.element == DataType::DtResource))
+        .map(|(input, _)| input.node)
+}
+
 /// Nodes that are together, as a forest of parents.
 struct Groups {
     parents: Vec<u32>,
@@ -212,13 +227,8 @@ impl Groups {
                     }
                 }
             }
-            if CALLS.contains(&node.op()) || graph.library().signature(node.op()).is_some() {
-                continue;
-            }
-            for (input, kind) in node.inputs.iter().zip(&node.input_types) {
-                if kind.is_ref || kind.element == DataType::DtResource {
-                    groups.join(input.node.at(), at);
-                }
+            for from in held_inputs(graph, node) {
+                groups.join(from.at(), at);
             }
         }
         groups

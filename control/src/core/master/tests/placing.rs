@@ -45,12 +45,17 @@ fn p2_readers_and_bound_nodes_are_together() {
         bound_to(constant("two", "/job:worker/task:1"), "nobody"),
     ];
     assert_eq!(placed(nodes, false).unwrap(), [PS, PS, PS, W1, W1]);
-    let nodes = vec![
-        variable("v", "/job:ps"),
-        node("read", "ReadVariableOp", &["v"], "/job:worker", &[("dtype", FLOAT)]),
-    ];
+    let nodes = vec![variable("v", "/job:ps"), bound_to(constant("initial", "/job:worker"), "v")];
     let error = placed(nodes, false).unwrap_err();
-    assert!(error.contains("{{colocation_node read}} and {{colocation_node v}}"), "{error}");
+    assert!(error.contains("{{colocation_node initial}} and {{colocation_node v}}"), "{error}");
+}
+
+#[test]
+fn p1_readers_follow_what_they_read_whatever_they_ask_for() {
+    let read = node("read", "ReadVariableOp", &["v"], "/job:worker", &[("dtype", FLOAT)]);
+    // The node that is bound to the variable comes first, as the initial value does in a client's graph.
+    let nodes = vec![bound_to(constant("initial", ""), "v"), variable("v", "/job:ps"), read];
+    assert_eq!(placed(nodes, false).unwrap(), [PS, PS, PS]);
 }
 
 #[test]
