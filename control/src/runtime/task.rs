@@ -111,14 +111,13 @@ impl Task {
 
 /// The master of a task: it asks its own worker directly, and others by gRPC.
 fn master(worker: &Worker, cluster: &Cluster, own: (&str, u32)) -> Result<Master, MasterError> {
-    // Connections are driven by the runtime in which they are named.
-    let _inside = worker.calls().enter();
     let task = |(job, index, address): (&str, u32, &HostPort)| match (job, index) == own {
         true => Ok(ClusterTask { job: job.to_owned(), index, port: Arc::new(worker.clone()) }),
         false => ClusterTask::remote(job, index, &address.to_string()),
     };
     let tasks = cluster.all().map(task).collect::<Result<Vec<_>, MasterError>>()?;
-    Ok(Master::new(MasterConfig::new(own.0, own.1, tasks)))
+    let incarnation = worker.incarnation();
+    Ok(Master::new(MasterConfig { incarnation, ..MasterConfig::new(own.0, own.1, tasks) }))
 }
 
 /// How a worker meets other tasks through `tasks`.

@@ -22,7 +22,7 @@ impl Attrs {
     /// the function's own attributes (`placeholder`) take its value from `outer`.
     ///
     /// # Errors
-    /// [`GraphError::Attr`] when one that has no default is missing.
+    /// [`GraphError::NoAttr`] when one that has no default is missing.
     pub fn new(
         node: &str,
         signature: &Signature,
@@ -46,7 +46,7 @@ impl Attrs {
                     values.insert(spec.name.clone(), default.clone());
                 }
                 // What a list of types or a shape would have to be is found out where it is used.
-                (None, false) => return Err(attrs.wrong(&spec.name, "is missing")),
+                (None, false) => return Err(attrs.missing(&spec.name)),
             }
         }
         attrs.values = Arc::new(values);
@@ -70,6 +70,13 @@ impl Attrs {
         }
     }
 
+    /// The error for an attribute that is not there.
+    #[must_use]
+    pub fn missing(&self, attr: &str) -> GraphError {
+        let (node, op, attr) = (self.node.to_string(), self.op.to_string(), attr.to_owned());
+        GraphError::NoAttr { node, op, attr }
+    }
+
     /// The attribute as it is on the wire.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Value> {
@@ -89,7 +96,7 @@ impl Attrs {
         take: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<T, GraphError> {
         match self.get(name) {
-            None => Err(self.wrong(name, "is missing")),
+            None => Err(self.missing(name)),
             Some(value) => take(value).ok_or_else(|| self.wrong(name, &format!("is not of kind {kind}"))),
         }
     }
@@ -97,7 +104,7 @@ impl Attrs {
     /// A type.
     ///
     /// # Errors
-    /// [`GraphError::Attr`] when it is missing or of another kind; so for all that follow.
+    /// [`GraphError::NoAttr`] when it is missing, [`GraphError::Attr`] when it is of another kind; so for all that follow.
     pub fn dtype(&self, name: &str) -> Result<DataType, GraphError> {
         let element = self.kind(name, "type", |value| match value {
             Value::Type(number) => Some(*number),

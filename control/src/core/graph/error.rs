@@ -99,7 +99,19 @@ pub enum GraphError {
         /// Type that the node takes.
         expected: Type,
     },
-    /// An attribute is missing, or is not of its kind.
+    /// An attribute is missing.
+    #[error(
+        "No attr named '{attr}' in NodeDef '{node}' (op {op}), and it has no default\n\t [[{{{{node {node}}}}}]]"
+    )]
+    NoAttr {
+        /// The node.
+        node: String,
+        /// Its operation.
+        op: String,
+        /// The attribute.
+        attr: String,
+    },
+    /// An attribute is not of its kind.
     #[error("NodeDef '{node}' (op {op}): attr '{attr}' {problem}")]
     Attr {
         /// The node.

@@ -231,7 +231,7 @@ impl MasterError {
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            MasterError::Graph(GraphError::UnknownOp { .. })
+            MasterError::Graph(GraphError::UnknownOp { .. } | GraphError::NoAttr { .. })
             | MasterError::FeedNotFound(_)
             | MasterError::FetchNotFound(_)
             | MasterError::TargetNotFound(_) => Code::NotFound,

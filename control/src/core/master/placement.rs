@@ -24,7 +24,7 @@ use ringway_proto::tensorflow::attr_value::Value;
 
 use super::devices::Devices;
 use super::error::MasterError;
-use crate::core::graph::{DeviceName, Graph, Node, NodeId};
+use crate::core::graph::{DeviceName, Graph, Node, NodeId, Type};
 
 /// Begins a string of `_class` that binds to a node.
 const BINDS: &[u8] = b"loc:@";
@@ -57,10 +57,13 @@ pub fn place(
     for &at in &order {
         let root = groups.root(at);
         if choices[root].device.is_none() && !(groups.alone[root] && is_free(&graph.nodes()[at])) {
-            let near = graph.nodes()[at].inputs.iter().filter_map(|input| {
-                let from = groups.root(input.node.at());
-                choices[from].device
-            });
+            let node = &graph.nodes()[at];
+            let holds = |kind: &Type| kind.element == DataType::DtResource;
+            // A function that is handed resources runs where they are.
+            let resources = node.input_types.iter().any(holds);
+            let inputs =
+                node.inputs.iter().zip(&node.input_types).filter(|(_, kind)| !resources || holds(kind));
+            let near = inputs.filter_map(|(input, _)| choices[groups.root(input.node.at())].device);
             choices[root].device = Some(choices[root].pick(near.collect(), devices));
         }
     }
@@ -137,22 +140,29 @@ fn choices(
     for ((at, node), follows) in owners.chain(followers.into_iter().map(|follower| (follower, true))) {
         let root = groups.root(at);
         let choice = &mut choices[root];
-        match before.get(at) {
-            Some(device) => choice.device = choice.device.or(Some(*device)),
-            None => match choice.asked.merge(&node.device) {
+        match (before.get(at), choice.device) {
+            (Some(device), _) => choice.device = choice.device.or(Some(*device)),
+            (None, Some(device)) => {
+                // What joins nodes that were placed earlier cannot ask for another place; followers do not choose.
+                let there = &devices.get(device).name;
+                let asked = if soft { node.device.task_part() } else { node.device.clone() };
+                if !follows && !asked.covers(there) {
+                    let conflict = format!("'{asked}' is asked for and the other is on '{there}'");
+                    return Err(apart(node, &graph.nodes()[root], conflict));
+                }
+            }
+            (None, None) => match choice.asked.merge(&node.device) {
                 Ok(merged) => choice.asked = merged,
                 // What it reads or writes is elsewhere already.
                 Err(_) if follows => {}
                 // What is let go is the later wish, for the type and index alone.
-                Err(_) if soft && choice.asked.task_part().merge(&node.device.task_part()).is_ok() => {}
-                Err(conflict) => {
-                    let other = graph.nodes()[root].name().to_owned();
-                    return Err(MasterError::Colocation {
-                        node: node.name().to_owned(),
-                        other,
-                        conflict: conflict.to_string(),
-                    });
-                }
+                Err(conflict) => match choice.asked.task_part().merge(&node.device.task_part()) {
+                    Ok(task) if soft => {
+                        let DeviceName { kind, index, .. } = choice.asked.clone();
+                        choice.asked = DeviceName { kind, index, ..task };
+                    }
+                    _ => return Err(apart(node, &graph.nodes()[root], conflict.to_string())),
+                },
             },
         }
     }
@@ -187,6 +197,10 @@ fn choices(
         choice.allowed.clone_from(allowed);
     }
     Ok(choices)
+}
+
+fn apart(node: &Node, other: &Node, conflict: String) -> MasterError {
+    MasterError::Colocation { node: node.name().to_owned(), other: other.name().to_owned(), conflict }
 }
 
 /// The nodes whose resources or references this one is handed, unless it calls a function with them.

@@ -29,8 +29,6 @@ pub struct Plan {
     pub parts: Vec<Part>,
     /// Types of the feeds, in order.
     pub feed_types: Vec<Type>,
-    /// For each fetch, the feeds that it needs; only where a run comes in parts.
-    pub needs: Vec<Vec<usize>>,
 }
 
 impl Program {
@@ -92,17 +90,24 @@ impl Program {
         &self.placement
     }
 
-    /// Makes a run: prunes, and cuts by task. `in_parts` also finds out which feeds each fetch needs.
+    /// Makes a run: prunes, and cuts by task.
     ///
     /// # Errors
     /// [`MasterError`]: names that are not there, or loops that are not sound.
-    pub fn plan(&self, signature: Signature, devices: &Devices, in_parts: bool) -> Result<Plan, MasterError> {
+    pub fn plan(&self, signature: Signature, devices: &Devices) -> Result<Plan, MasterError> {
         let wanted = Wanted::resolve(&self.graph, &signature)?;
         let parts = partition(&self.graph, self.def.versions.as_ref(), &self.placement, devices, &wanted)?;
         let feed_types = wanted.feeds.iter().map(|feed| self.graph.output_type(*feed)).collect();
-        let needs = |fetch: &_| wanted.needs(&self.graph, *fetch);
-        let needs = if in_parts { wanted.fetches.iter().map(needs).collect() } else { Vec::new() };
-        Ok(Plan { signature, parts, feed_types, needs })
+        Ok(Plan { signature, parts, feed_types })
+    }
+
+    /// For each fetch, the places of the feeds that it needs.
+    ///
+    /// # Errors
+    /// [`MasterError`]: names that are not there.
+    pub fn needs(&self, signature: &Signature) -> Result<Vec<Vec<usize>>, MasterError> {
+        let wanted = Wanted::resolve(&self.graph, signature)?;
+        Ok(wanted.fetches.iter().map(|fetch| wanted.needs(&self.graph, *fetch)).collect())
     }
 }
 

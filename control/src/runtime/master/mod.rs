@@ -268,7 +268,7 @@ impl Master {
         feeds: Vec<Option<tf::TensorProto>>,
         options: &StepOptions,
     ) -> Result<steps::Fetched, MasterError> {
-        let registered = session.prepare(signature, false).await?;
+        let registered = session.prepare(signature).await?;
         let step = match signature.collective_graph_key {
             0 => step_id(),
             key => session.next_step(key).await?,
@@ -375,7 +375,7 @@ impl Master {
             connections: connections.collect(),
             collective_graph_key: graph_key(&run_options),
         };
-        using.session.prepare(&signature, false).await?;
+        using.session.prepare(&signature).await?;
         Ok(tf::MakeCallableResponse { handle: using.session.add_callable(signature, run_options)? })
     }
 

@@ -22,9 +22,10 @@ pub(super) struct Partial {
 impl Partial {
     /// Sets a run up. Its handle.
     pub(super) async fn set_up(session: &Arc<Session>, signature: Signature) -> Result<String, MasterError> {
-        let registered = session.prepare(&signature, true).await?;
+        let needs = session.program().needs(&signature)?;
+        let registered = session.prepare(&signature).await?;
         let step = step_id();
-        let run = PartialRun::new(signature, registered.plan.needs.clone());
+        let run = PartialRun::new(signature, needs);
         let clean_up = CleanUp::new(session, step, &registered);
         session.add_partial(Partial { registered, step, progress: Mutex::new((run, clean_up)) })
     }

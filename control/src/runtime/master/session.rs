@@ -167,25 +167,21 @@ impl Session {
     }
 
     /// The run for a signature, known to its workers, none of which is in doubt (V1, V2).
-    pub(super) async fn prepare(
-        &self,
-        signature: &Signature,
-        in_parts: bool,
-    ) -> Result<Arc<Registered>, MasterError> {
-        if let Some(ready) = self.ready(signature, in_parts) {
+    pub(super) async fn prepare(&self, signature: &Signature) -> Result<Arc<Registered>, MasterError> {
+        if let Some(ready) = self.ready(signature) {
             return Ok(ready);
         }
         let _turn = self.changing.lock().await;
         for _ in 0..RENEWALS_LIMIT {
-            if let Some(ready) = self.ready(signature, in_parts) {
+            if let Some(ready) = self.ready(signature) {
                 return Ok(ready);
             }
             let (program, devices) = (self.program(), self.devices());
-            let plan = match self.known(signature, in_parts) {
+            let plan = match self.known(signature) {
                 Some(known) => known.plan.clone(),
-                None => program.plan(signature.clone(), &devices, in_parts)?,
+                None => program.plan(signature.clone(), &devices)?,
             };
-            if self.renew(&plan).await? || self.known(signature, in_parts).is_some() {
+            if self.renew(&plan).await? || self.known(signature).is_some() {
                 continue;
             }
             return self.register(plan).await;
@@ -193,14 +189,12 @@ impl Session {
         Err(MasterError::SessionClosed(format!("{} (its workers end again and again)", self.handle)))
     }
 
-    fn known(&self, signature: &Signature, in_parts: bool) -> Option<Arc<Registered>> {
-        let mut state = self.state();
-        // A run that was made whole does not know what each fetch needs.
-        state.plans.get(signature).filter(|known| !in_parts || !known.plan.needs.is_empty()).cloned()
+    fn known(&self, signature: &Signature) -> Option<Arc<Registered>> {
+        self.state().plans.get(signature).cloned()
     }
 
-    fn ready(&self, signature: &Signature, in_parts: bool) -> Option<Arc<Registered>> {
-        let known = self.known(signature, in_parts)?;
+    fn ready(&self, signature: &Signature) -> Option<Arc<Registered>> {
+        let known = self.known(signature)?;
         known.plan.parts.iter().all(|part| self.members[part.task].is_sure()).then_some(known)
     }
 
@@ -337,6 +331,8 @@ impl Session {
         let same = |known: &Arc<Registered>| std::ptr::eq(&**known, registered);
         if state.plans.get(&registered.plan.signature).is_some_and(same) {
             state.plans.remove(&registered.plan.signature);
+            drop(state);
+            self.forget(registered, Some(task));
         }
     }
 

@@ -247,6 +247,7 @@ fn s1_a_reference_is_read_behind_what_its_reader_waits_for() {
 #[test]
 fn needs_of_a_fetch_are_its_feeds() {
     let nodes = vec![placeholder("x"), placeholder("y"), identity("a", "x", ""), add("b", "a", "y", "")];
-    let plan = plan(nodes, wants(&["x:0", "y:0"], &["a:0", "b:0"], &[])).unwrap();
-    assert_eq!(plan.needs, [vec![0], vec![0, 1]]);
+    let program = Program::new(graph(nodes), &devices(1), false).unwrap();
+    let needs = program.needs(&wants(&["x:0", "y:0"], &["a:0", "b:0"], &[])).unwrap();
+    assert_eq!(needs, [vec![0], vec![0, 1]]);
 }

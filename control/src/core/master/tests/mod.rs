@@ -85,5 +85,5 @@ fn wants(feeds: &[&str], fetches: &[&str], targets: &[&str]) -> Signature {
 
 fn plan(nodes: Vec<NodeDef>, signature: Signature) -> Result<Plan, MasterError> {
     let devices = devices(2);
-    Program::new(graph(nodes), &devices, false)?.plan(signature, &devices, true)
+    Program::new(graph(nodes), &devices, false)?.plan(signature, &devices)
 }

@@ -79,6 +79,14 @@ fn p3_an_extension_leaves_what_is_there() {
     let extended = program.extend(more(), 0, &devices, false).unwrap();
     let full = |at: usize| devices.get(extended.placement()[at]).full.to_string();
     assert_eq!((full(0).as_str(), full(1).as_str(), extended.version()), (W0, PS, 1));
+    let elsewhere = bound_to(constant("d", "/job:ps"), "a");
+    let error = program.extend(graph(vec![elsewhere]), 0, &devices, false).unwrap_err();
+    assert!(error.to_string().contains("{{colocation_node d}} and {{colocation_node a}}"), "{error}");
+    // A reader follows, also when what it reads is there already.
+    let held = Program::new(graph(vec![variable("v", "")]), &devices, false).unwrap();
+    let read = node("read", "ReadVariableOp", &["v"], "/job:ps", &[("dtype", FLOAT)]);
+    let held = held.extend(graph(vec![read]), 0, &devices, false).unwrap();
+    assert_eq!(held.placement()[0], held.placement()[1]);
     let said = |error: MasterError| (error.code().number(), error.to_string());
     let (code, message) = said(extended.extend(more(), 0, &devices, false).unwrap_err());
     assert_eq!((code, message.as_str()), (10, "Current version is 1 but caller expected 0."));
