@@ -167,15 +167,17 @@ impl Groups {
         Ok(wire::CompleteInstanceResponse { instance_key, source_rank })
     }
 
-    /// The next step number of each collective graph; random at first, so that no two lives give the same.
+    /// The next step number of each collective graph, each given once; random at first, so that no two lives give the
+    /// same. Members need not have the same number for a step here: instances are found by group and instance alone.
     pub(super) fn next_steps(&self, keys: &[i64]) -> Vec<wire::StepSequence> {
         let mut sequences = lock(&self.sequences);
         if sequences.len() + keys.len() > REMEMBERED_LIMIT {
             sequences.clear();
         }
         let next = |key: &i64| {
-            let next = *sequences.entry(*key).or_insert_with(|| (random::incarnation().0 >> 8) as i64);
-            wire::StepSequence { graph_key: *key, next_step_id: next }
+            let next = sequences.entry(*key).or_insert_with(|| (random::incarnation().0 >> 8) as i64);
+            *next += 1;
+            wire::StepSequence { graph_key: *key, next_step_id: *next }
         };
         keys.iter().map(next).collect()
     }
@@ -249,7 +251,7 @@ impl Worker {
         self.shared.groups.complete_instance(request).await.map_err(|error| status(&error))
     }
 
-    /// Step numbers that all tasks of a collective graph agree on.
+    /// Step numbers for collective graphs.
     ///
     /// # Errors
     /// None.

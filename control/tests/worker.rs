@@ -1,0 +1,265 @@
+//! A task's worker over gRPC: graphs that are run, sessions and graphs that are not there, tensors for tasks of TensorFlow's
+//! and of Ringway's.
+#![forbid(unsafe_code)]
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use ringway_control::launch::cluster::Cluster;
+use ringway_control::runtime::task::Task;
+use ringway_control::settings::Settings;
+use ringway_proto::tensorflow as wire;
+use ringway_proto::tensorflow::attr_value::Value;
+use ringway_proto::tensorflow::worker_service_client::WorkerServiceClient;
+use ringway_proto::tensorflow::{AttrValue, DataType, NodeDef};
+use tonic::Code;
+use tonic::transport::Channel;
+
+const FAR: Duration = Duration::from_secs(20);
+const CPU: [&str; 2] =
+    ["/job:worker/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:1/device:CPU:0"];
+
+struct Rig {
+    _tasks: Vec<Task>,
+    clients: Vec<WorkerServiceClient<Channel>>,
+    lives: Vec<u64>,
+}
+
+impl Rig {
+    /// Two tasks of one cluster, and a client of each.
+    async fn new() -> Rig {
+        let ports: Vec<TcpListener> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let at: Vec<_> = ports.iter().map(|port| port.local_addr().unwrap()).collect();
+        drop(ports);
+        let cluster = Cluster::parse(&format!(r#"{{"worker": ["{}", "{}"]}}"#, at[0], at[1])).unwrap();
+        let settings = Settings::from_pairs([("RINGWAY_INTER_OP_THREADS", "2")]).unwrap();
+        let serve = |index: u32| Task::serve(at[index as usize], &cluster, ("worker", index), &settings);
+        let tasks: Vec<Task> = (0..2).map(|index| serve(index).unwrap()).collect();
+        let (mut clients, mut lives) = (Vec::new(), Vec::new());
+        for at in at {
+            let mut client = WorkerServiceClient::connect(format!("http://{at}")).await.unwrap();
+            let status = client.get_status(wire::GetStatusRequest {}).await.unwrap().into_inner();
+            lives.push(status.device_attributes[0].incarnation);
+            clients.push(client);
+        }
+        Rig { _tasks: tasks, clients, lives }
+    }
+
+    /// Has a task make a graph ready in the session that every worker has.
+    async fn register(&mut self, task: usize, node: Vec<NodeDef>) -> Result<String, tonic::Status> {
+        let request = wire::RegisterGraphRequest {
+            graph_def: Some(wire::GraphDef { node, ..Default::default() }),
+            ..Default::default()
+        };
+        Ok(self.clients[task].register_graph(request).await?.into_inner().graph_handle)
+    }
+
+    async fn run(
+        &mut self,
+        task: usize,
+        request: wire::RunGraphRequest,
+    ) -> Result<wire::RunGraphResponse, tonic::Status> {
+        let run = self.clients[task].run_graph(request);
+        tokio::time::timeout(FAR, run).await.unwrap().map(tonic::Response::into_inner)
+    }
+
+    /// The key of a tensor from one task's device to another's.
+    fn key(&self, from: usize, to: usize, tensor: &str) -> String {
+        format!("{};{:016x};{};{tensor};0:0", CPU[from], self.lives[from], CPU[to])
+    }
+
+    /// A `_Send` or `_Recv` on that edge.
+    fn edge(&self, op: &str, input: &[&str], (from, to): (usize, usize), tensor: &str) -> NodeDef {
+        let text = |text: &str| Value::S(text.as_bytes().to_vec());
+        let attrs = [
+            (if op == "_Send" { "T" } else { "tensor_type" }, float()),
+            ("tensor_name", text(tensor)),
+            ("send_device", text(CPU[from])),
+            ("recv_device", text(CPU[to])),
+            ("send_device_incarnation", Value::I(self.lives[from] as i64)),
+        ];
+        node(&format!("{op}_{tensor}"), op, input, &attrs)
+    }
+}
+
+fn float() -> Value {
+    Value::Type(DataType::DtFloat as i32)
+}
+
+fn node(name: &str, op: &str, inputs: &[&str], attrs: &[(&str, Value)]) -> NodeDef {
+    let attr = |(name, value): &(&str, Value)| ((*name).to_owned(), AttrValue { value: Some(value.clone()) });
+    NodeDef {
+        name: name.into(),
+        op: op.into(),
+        input: inputs.iter().map(|input| (*input).to_owned()).collect(),
+        attr: attrs.iter().map(attr).collect(),
+        ..Default::default()
+    }
+}
+
+fn scalar(value: f32) -> wire::TensorProto {
+    wire::TensorProto { dtype: DataType::DtFloat as i32, float_val: vec![value], ..Default::default() }
+}
+
+fn constant(name: &str, value: f32) -> NodeDef {
+    node(name, "Const", &[], &[("dtype", float()), ("value", Value::Tensor(scalar(value)))])
+}
+
+fn read(tensor: &wire::TensorProto) -> f32 {
+    let bytes: [u8; 4] = tensor.tensor_content[..].try_into().unwrap();
+    f32::from_le_bytes(bytes)
+}
+
+fn step(handle: &str, step_id: i64) -> wire::RunGraphRequest {
+    wire::RunGraphRequest { graph_handle: handle.to_owned(), step_id, ..Default::default() }
+}
+
+#[tokio::test]
+async fn feeds_go_in_and_fetches_come_out() {
+    let mut rig = Rig::new().await;
+    let nodes = vec![
+        rig.edge("_Recv", &[], (0, 0), "x"),
+        node("y", "Identity", &["_Recv_x"], &[("T", float())]),
+        rig.edge("_Send", &["y"], (0, 0), "y"),
+    ];
+    let graph = rig.register(0, nodes).await.unwrap();
+    for (id, value) in [(1, 5.0), (2, 6.0)] {
+        let feed = wire::NamedTensorProto { name: rig.key(0, 0, "x"), tensor: Some(scalar(value)) };
+        let request = wire::RunGraphRequest {
+            send: vec![feed],
+            recv_key: vec![rig.key(0, 0, "y")],
+            ..step(&graph, id)
+        };
+        let given = rig.run(0, request).await.unwrap();
+        assert_eq!(read(given.recv[0].tensor.as_ref().unwrap()), value);
+        rig.clients[0].cleanup_graph(wire::CleanupGraphRequest { step_id: id }).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn tensors_cross_between_tasks_of_ours_on_the_data_plane_alone() {
+    let mut rig = Rig::new().await;
+    let sender = vec![constant("c", 8.0), rig.edge("_Send", &["c"], (0, 1), "c")];
+    let receiver = vec![rig.edge("_Recv", &[], (0, 1), "c"), rig.edge("_Send", &["_Recv_c"], (1, 1), "out")];
+    let (sends, receives) =
+        (rig.register(0, sender).await.unwrap(), rig.register(1, receiver).await.unwrap());
+    for id in 1..4 {
+        rig.run(0, step(&sends, id)).await.unwrap();
+        let request = wire::RunGraphRequest { recv_key: vec![rig.key(1, 1, "out")], ..step(&receives, id) };
+        let given = rig.run(1, request).await.unwrap();
+        assert_eq!(read(given.recv[0].tensor.as_ref().unwrap()), 8.0);
+    }
+    let traffic = rig._tasks[1].traffic();
+    assert_eq!((traffic.plane_tensors, traffic.plane_bytes, traffic.grpc_tensors), (3, 12, 0));
+}
+
+#[tokio::test]
+async fn a_task_of_tensorflows_gets_the_tensor_itself_even_if_it_asks_first() {
+    let mut rig = Rig::new().await;
+    let sender = vec![constant("c", 9.0), rig.edge("_Send", &["c"], (0, 1), "c")];
+    let graph = rig.register(0, sender).await.unwrap();
+    let ask =
+        |rendezvous_key: String| wire::RecvTensorRequest { step_id: 1, rendezvous_key, ..Default::default() };
+    let mut asks = rig.clients[0].clone();
+    let (asked, ran) =
+        tokio::join!(asks.recv_tensor(ask(rig.key(0, 1, "c"))), rig.clients[0].run_graph(step(&graph, 1)));
+    ran.unwrap();
+    assert_eq!(read(asked.unwrap().into_inner().tensor.as_ref().unwrap()), 9.0);
+
+    // Another life of the device.
+    rig.lives[0] ^= 1;
+    let status = asks.recv_tensor(ask(rig.key(0, 1, "c"))).await.unwrap_err();
+    assert_eq!(status.code(), Code::Aborted);
+    assert!(status.message().contains("expects a different device incarnation"), "{status}");
+    let status = asks.recv_tensor(ask("nonsense".into())).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_named() {
+    let mut rig = Rig::new().await;
+    let unknown = rig.register(0, vec![node("x", "MatMull", &[], &[])]).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+    assert!(
+        unknown.message().contains("'MatMull'") && unknown.message().contains("Near it: MatMul"),
+        "{unknown}"
+    );
+
+    let gone = rig.run(0, step("no such graph", 1)).await.unwrap_err();
+    assert_eq!(gone.code(), Code::Aborted);
+    assert!(gone.message().starts_with("Graph handle is not found: no such graph."), "{gone}");
+
+    let session = wire::RunGraphRequest {
+        session_handle: "s".into(),
+        create_worker_session_called: true,
+        ..step("g", 1)
+    };
+    let gone = rig.run(0, session).await.unwrap_err();
+    assert_eq!(gone.code(), Code::Aborted);
+    assert!(gone.message().starts_with("Session handle is not found: s."), "{gone}");
+
+    // An error of a node: its name is in it, and it comes in the body when that is asked for.
+    let nodes = vec![
+        node("x", "Placeholder", &[], &[("dtype", float())]),
+        node("y", "Identity", &["x"], &[("T", float())]),
+    ];
+    let graph = rig.register(0, nodes).await.unwrap();
+    let in_body = wire::RunGraphRequest { store_errors_in_response_body: true, ..step(&graph, 2) };
+    let failed = rig.run(0, in_body).await.unwrap();
+    assert_eq!(failed.status_code, Code::InvalidArgument as i32);
+    assert!(failed.status_error_message.ends_with("[[{{node x}}]]"), "{failed:?}");
+    // Whoever receives in that step hears of it.
+    let request =
+        wire::RecvTensorRequest { step_id: 2, rendezvous_key: rig.key(0, 1, "y"), ..Default::default() };
+    let status = rig.clients[0].recv_tensor(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_master_that_was_started_again_takes_nothing_over_and_leaves_others_alone() {
+    let mut rig = Rig::new().await;
+    let create = |handle: &str, master: &str, life: i64| wire::CreateWorkerSessionRequest {
+        session_handle: handle.into(),
+        master_task: master.into(),
+        master_incarnation: life,
+        ..Default::default()
+    };
+    let register = |handle: &str| wire::RegisterGraphRequest {
+        session_handle: handle.into(),
+        create_worker_session_called: true,
+        ..Default::default()
+    };
+    for (handle, master, life) in [("a1", "/job:a", 1), ("b1", "/job:b", 1), ("a2", "/job:a", 2)] {
+        rig.clients[0].create_worker_session(create(handle, master, life)).await.unwrap();
+    }
+    let status = rig.clients[0].register_graph(register("a1")).await.unwrap_err();
+    assert_eq!(status.code(), Code::Aborted);
+    for handle in ["b1", "a2"] {
+        rig.clients[0].register_graph(register(handle)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_group_is_complete_when_all_are_there() {
+    let mut rig = Rig::new().await;
+    let member = |name: &str, size| wire::CompleteGroupRequest {
+        group_key: 1,
+        group_size: size,
+        device_type: "CPU".into(),
+        device_attributes: Some(wire::DeviceAttributes { name: name.into(), ..Default::default() }),
+        ..Default::default()
+    };
+    let mut second = rig.clients[0].clone();
+    let (one, two) = tokio::join!(
+        rig.clients[0].complete_group(member(CPU[1], 2)),
+        second.complete_group(member(CPU[0], 2))
+    );
+    let (one, two) = (one.unwrap().into_inner(), two.unwrap().into_inner());
+    assert_eq!(one, two);
+    let names: Vec<&str> = one.device_attributes.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!((names, one.num_tasks), (CPU.to_vec(), 2));
+    let other = second.complete_group(member(CPU[0], 3)).await.unwrap_err();
+    assert_eq!(other.code(), Code::InvalidArgument);
+    let full = second.complete_group(member("/job:x/task:0/device:CPU:0", 2)).await.unwrap_err();
+    assert!(full.message().contains("is full"), "{full}");
+}
