@@ -89,6 +89,11 @@ impl Drop for Alias {
 /// T2: one message of over 4 GiB. The suite's own check of that needs 9 GB of memory, which the guest does not have.
 #[test]
 fn over_four_gib_arrive_whole_in_little_memory() {
+    if std::env::var_os("RINGWAY_TEST_HUGE").is_none() {
+        return println!(
+            "skipped: leave to send 4 GiB, minutes on an emulated processor, is missing (RINGWAY_TEST_HUGE=1)"
+        );
+    }
     let Some(choice) = rails() else { return };
     let len = (1usize << 32) + WINDOW + 4099;
     let marks = [0, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, len - 1];
