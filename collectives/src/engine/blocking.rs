@@ -3,14 +3,14 @@
 #![forbid(unsafe_code)]
 
 use super::communicator::{Communicator, flush};
-use super::core::{CallRegions, MAX_CALLS};
+use super::core::{CallRegions, Failure, MAX_CALLS};
 use super::error::{CollectiveError, InvalidCall};
 use super::plan::{Request, What};
 use super::shared::Guard;
 use crate::reduce::ReduceOp;
 use crate::schedule::Collective;
 use bytemuck::{cast_slice, cast_slice_mut};
-use ringway_dataplane::memory::{Element, Ledger, Region, with_borrowed_in, with_shared_in};
+use ringway_dataplane::memory::{Element, Ledger, Region, lend_borrowed_in, lend_shared_in};
 
 type Result<T> = std::result::Result<T, CollectiveError>;
 
@@ -22,18 +22,11 @@ pub(super) enum Memory<'a> {
 }
 
 /// Lends memory as a region for the length of `f`.
-fn lend<R>(
-    memory: Memory<'_>,
-    ledger: &mut Ledger,
-    f: impl FnOnce(Option<Region>) -> (Option<Region>, R),
-) -> R {
-    fn handed_back<R>((region, result): (Option<Region>, R)) -> (Region, R) {
-        (region.unwrap_or_else(|| unreachable!("R1: a call hands its regions back")), result)
-    }
+fn lend<R>(memory: Memory<'_>, ledger: &mut Ledger, f: impl FnOnce(&mut Option<Region>) -> R) -> R {
     match memory {
-        Memory::Nothing => f(None).1,
-        Memory::Read(bytes) => with_shared_in(bytes, ledger, |region| handed_back(f(Some(region)))),
-        Memory::Write(bytes) => with_borrowed_in(bytes, ledger, |region| handed_back(f(Some(region)))),
+        Memory::Nothing => f(&mut None),
+        Memory::Read(bytes) => lend_shared_in(bytes, ledger, f),
+        Memory::Write(bytes) => lend_borrowed_in(bytes, ledger, f),
     }
 }
 
@@ -62,10 +55,10 @@ impl Communicator {
         let mut second = core.ledgers.pop().unwrap_or_default();
         let (mut core, result) = lend(input, &mut first, |input| {
             lend(output, &mut second, |output| {
-                let begun = core.begin(self.index, name, request, (input, output), false);
+                let regions = CallRegions { input: &mut *input, output: &mut *output };
+                let begun = core.begin(self.index, name, request, regions, false);
                 self.owner.nudge(&core);
-                let (core, result, (input, output)) = self.end(core, begun);
-                (output, (input, (core, result)))
+                self.end(core, begun, CallRegions { input, output })
             })
         });
         core.ledgers.push(second);
@@ -73,7 +66,7 @@ impl Communicator {
         if result.is_err() {
             flush(&mut core);
         }
-        result
+        result.map_err(|failure| *failure)
     }
 
     /// Makes two calls at once, a send and a receive, to their ends.
@@ -86,18 +79,20 @@ impl Communicator {
         let mut core = self.owner.lock();
         let mut first = core.ledgers.pop().unwrap_or_default();
         let mut second = core.ledgers.pop().unwrap_or_default();
-        let (mut core, result) = lend(send.1, &mut first, |output| {
-            lend(receive.1, &mut second, |input| {
+        let (mut core, result) = lend(send.1, &mut first, |sends| {
+            lend(receive.1, &mut second, |receives| {
                 if !core.has_room(2) {
-                    let error = CollectiveError::TooManyStarted { limit: MAX_CALLS };
-                    return (input, (output, (core, Err(error))));
+                    return (core, Err(Box::new(CollectiveError::TooManyStarted { limit: MAX_CALLS })));
                 }
-                let sent = core.begin(self.index, name, send.0, (output, None), false);
-                let received = core.begin(self.index, name, receive.0, (None, input), false);
+                let regions = CallRegions { input: &mut *sends, output: &mut None };
+                let sent = core.begin(self.index, name, send.0, regions, false);
+                let regions = CallRegions { input: &mut None, output: &mut *receives };
+                let received = core.begin(self.index, name, receive.0, regions, false);
                 self.owner.nudge(&core);
-                let (core, sent, (output, _)) = self.end(core, sent);
-                let (core, received, (_, input)) = self.end(core, received);
-                (input, (output, (core, sent.and(received))))
+                let (core, sent) = self.end(core, sent, CallRegions { input: sends, output: &mut None });
+                let regions = CallRegions { input: &mut None, output: receives };
+                let (core, received) = self.end(core, received, regions);
+                (core, sent.and(received))
             })
         });
         core.ledgers.push(second);
@@ -105,18 +100,19 @@ impl Communicator {
         if result.is_err() {
             flush(&mut core);
         }
-        result
+        result.map_err(|failure| *failure)
     }
 
     /// The outcome of a call, begun or not.
     fn end<'a>(
         &'a self,
         core: Guard<'a>,
-        begun: std::result::Result<u16, (CollectiveError, CallRegions)>,
-    ) -> (Guard<'a>, Result<()>, CallRegions) {
+        begun: std::result::Result<u16, Failure>,
+        regions: CallRegions<'_>,
+    ) -> (Guard<'a>, std::result::Result<(), Failure>) {
         match begun {
-            Ok(slot) => self.owner.finish_call(core, slot),
-            Err((error, regions)) => (core, Err(error), regions),
+            Ok(slot) => self.owner.finish_call(core, slot, regions),
+            Err(failure) => (core, Err(failure)),
         }
     }
 

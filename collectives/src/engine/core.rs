@@ -24,6 +24,7 @@ use crate::reduce::Kernels;
 use ringway_dataplane::memory::{AllocError, Ledger, Region};
 use ringway_dataplane::transport::{Caps, Completion, Event, OpError, Tag, Transport};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Calls that may be under way on one endpoint.
@@ -36,8 +37,16 @@ const MESSAGE_LANES: u32 = 1 << 31;
 /// Events that a poll has room for without growing.
 const EVENTS: usize = 256;
 
-/// Regions of a call: input, output.
-pub(super) type CallRegions = (Option<Region>, Option<Region>);
+/// Where a call's regions, input and output, are taken from and put back into. By reference, since moving them costs
+/// small calls more than anything else here.
+#[derive(Debug)]
+pub(super) struct CallRegions<'a> {
+    pub(super) input: &'a mut Option<Region>,
+    pub(super) output: &'a mut Option<Region>,
+}
+
+/// How a run failed. Boxed: every call hands one on, and hardly any has one.
+pub(super) type Failure = Box<CollectiveError>;
 
 /// Who polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,49 +132,49 @@ impl Core {
     }
 
     /// Begins a call. On success the regions stay with the run until [`Core::take`].
-    #[allow(clippy::result_large_err)]
     pub(super) fn begin(
         &mut self,
         group: usize,
         name: &'static str,
         request: &Request,
-        regions: CallRegions,
+        regions: CallRegions<'_>,
         started: bool,
-    ) -> Result<u16, (CollectiveError, CallRegions)> {
-        if let Err(dead) = self.check(group) {
-            return Err((dead, regions));
+    ) -> Result<u16, Failure> {
+        let g = self.group(group);
+        if let Some(dead) = &g.dead {
+            return Err(Box::new(dead.clone()));
         }
-        let rank = self.group(group).info.my_rank;
+        let rank = g.info.my_rank;
         let g = self.groups[group].as_mut().unwrap_or_else(|| unreachable!("checked above"));
         let plan = match g.plan(request, &self.options, &self.caps) {
             Ok(plan) => plan,
             Err(why) => {
                 let error = CollectiveError::Invalid { rank, call: name, why };
                 self.refuse(group, request, &error);
-                return Err((error, regions));
+                return Err(Box::new(error));
             }
         };
-        let Some(slot) = self.slot(request, plan) else {
-            return Err((CollectiveError::TooManyStarted { limit: MAX_CALLS }, regions));
+        let Some(slot) = self.slot(request, &plan) else {
+            return Err(Box::new(CollectiveError::TooManyStarted { limit: MAX_CALLS }));
         };
         if let Err(why) = self.furnish(slot, &plan) {
             self.free.push(slot);
             let error = CollectiveError::Memory { rank, call: name, why };
             self.refuse(group, request, &error);
-            return Err((error, regions));
+            return Err(Box::new(error));
         }
         self.enter(slot, group, request, plan, regions, started);
         Ok(slot)
     }
 
     /// C1: an idle slot, or `None` when all are taken.
-    fn slot(&mut self, request: &Request, plan: Plan) -> Option<u16> {
+    fn slot(&mut self, request: &Request, plan: &Arc<Plan>) -> Option<u16> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
         }
         let slot = self.runs.len();
         (slot < MAX_CALLS).then(|| {
-            self.runs.push(Run::idle(slot as u16, call_of(request, &plan), plan, *request));
+            self.runs.push(Run::idle(slot as u16, call_of(request, plan), Arc::clone(plan), *request));
             slot as u16
         })
     }
@@ -209,8 +218,8 @@ impl Core {
         slot: u16,
         group: usize,
         request: &Request,
-        plan: Plan,
-        regions: CallRegions,
+        plan: Arc<Plan>,
+        regions: CallRegions<'_>,
         started: bool,
     ) {
         let g = self.groups[group].as_mut().unwrap_or_else(|| unreachable!("the caller holds it"));
@@ -231,7 +240,8 @@ impl Core {
         run.tag = Tag { group: g.info.id, lane };
         run.record = self.recorder.begin(g.info.id, call, bytes);
         (run.call, run.plan, run.request) = (call, plan, *request);
-        (run.regions[INPUT], run.regions[OUTPUT]) = regions;
+        run.regions[INPUT] = regions.input.take();
+        run.regions[OUTPUT] = regions.output.take();
         (run.started, run.moved, run.still_since) = (started, true, None);
         run.phase = Phase::Queued;
         self.started += u32::from(started);
@@ -386,7 +396,7 @@ impl Core {
     }
 
     /// Ends a run: the owner may take its outcome.
-    pub(super) fn finish(&mut self, slot: u16, error: Option<CollectiveError>) {
+    pub(super) fn finish(&mut self, slot: u16, error: Option<Failure>) {
         let run = &mut self.runs[usize::from(slot)];
         debug_assert_eq!(run.posted, 0, "R1");
         let was_queued = run.phase == Phase::Queued;
@@ -414,21 +424,24 @@ impl Core {
     }
 
     /// Takes the outcome of a run that is done, and frees its slot.
-    pub(super) fn take(&mut self, slot: u16) -> (Result<(), CollectiveError>, CallRegions) {
+    pub(super) fn take(&mut self, slot: u16, regions: CallRegions<'_>) -> Result<(), Failure> {
         let run = &mut self.runs[usize::from(slot)];
         debug_assert_eq!(run.phase, Phase::Done, "C1");
         let result = run.error.take().map_or(Ok(()), Err);
-        let regions = (run.regions[INPUT].take(), run.regions[OUTPUT].take());
+        *regions.input = run.regions[INPUT].take();
+        *regions.output = run.regions[OUTPUT].take();
         let group = run.group;
         run.reset();
         self.free.push(slot);
         self.release_group(group);
-        (result, regions)
+        result
     }
 
     /// Takes the outcome of a run whose handle was dropped: its buffers go back to the pool.
     pub(super) fn take_orphan(&mut self, slot: u16) {
-        let (_, (input, output)) = self.take(slot);
+        let (mut input, mut output) = (None, None);
+        // Nobody is left to be told of a failure.
+        let _ = self.take(slot, CallRegions { input: &mut input, output: &mut output });
         for region in [input, output].into_iter().flatten() {
             self.options.pool.recycle(region);
         }

@@ -95,11 +95,11 @@ impl Core {
         let run = &mut self.runs[usize::from(slot)];
         match run.phase {
             Phase::Idle | Phase::Done | Phase::Failing => {}
-            Phase::Queued => self.finish(slot, Some(error.clone())),
-            Phase::Active if run.posted == 0 => self.finish(slot, Some(error.clone())),
+            Phase::Queued => self.finish(slot, Some(Box::new(error.clone()))),
+            Phase::Active if run.posted == 0 => self.finish(slot, Some(Box::new(error.clone()))),
             Phase::Active => {
                 run.phase = Phase::Failing;
-                run.error = Some(error.clone());
+                run.error = Some(Box::new(error.clone()));
                 let ids: Vec<OpId> = run.in_flight().map(|(id, _)| id).collect();
                 for id in ids {
                     self.transport.cancel(id);

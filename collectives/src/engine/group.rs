@@ -9,6 +9,7 @@ use super::history::Doubt;
 use super::options::EngineOptions;
 use super::plan::{Plan, Request};
 use ringway_dataplane::transport::{Caps, Peer, Stamp};
+use std::sync::Arc;
 
 /// Calls that a rank remembers per communicator, to answer inquiries about.
 pub(super) const REMEMBERED_CALLS: usize = 256;
@@ -87,7 +88,7 @@ pub(super) struct Group {
     pub(super) splits: u32,
     /// How the last call was run.
     pub(super) last: Option<Choice>,
-    plans: Vec<(Request, Plan)>,
+    plans: Vec<(Request, Arc<Plan>)>,
     next_plan: usize,
 }
 
@@ -146,15 +147,15 @@ impl Group {
         request: &Request,
         options: &EngineOptions,
         caps: &Caps,
-    ) -> Result<Plan, InvalidCall> {
+    ) -> Result<Arc<Plan>, InvalidCall> {
         if let Some((_, plan)) = self.plans.iter().find(|(r, _)| r == request) {
-            return Ok(*plan);
+            return Ok(Arc::clone(plan));
         }
-        let plan = Plan::new(request, self.info.my_rank, self.size(), options, caps)?;
+        let plan = Arc::new(Plan::new(request, self.info.my_rank, self.size(), options, caps)?);
         if self.plans.len() < KEPT_PLANS {
-            self.plans.push((*request, plan));
+            self.plans.push((*request, Arc::clone(&plan)));
         } else {
-            self.plans[self.next_plan] = (*request, plan);
+            self.plans[self.next_plan] = (*request, Arc::clone(&plan));
             self.next_plan = (self.next_plan + 1) % KEPT_PLANS;
         }
         Ok(plan)

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use super::core::{CallRegions, Failure};
 use super::error::{CollectiveError, InvalidCall};
 use super::run::Phase;
 use super::shared::Owner;
@@ -37,8 +38,9 @@ impl<T: Element> Handle<T> {
     /// [`CollectiveError`] when the communicator died; the buffer then goes back to the pool.
     pub fn wait(mut self) -> Result<Buffer<T>, CollectiveError> {
         let claim = self.claim.take().unwrap_or_else(|| unreachable!("taken only here and when ready"));
-        let core = self.owner.lock();
-        let (core, result, (input, output)) = self.owner.finish_call(core, self.slot);
+        let (mut input, mut output) = (None, None);
+        let regions = CallRegions { input: &mut input, output: &mut output };
+        let (core, result) = self.owner.finish_call(self.owner.lock(), self.slot, regions);
         drop(core);
         redeem(claim, input.or(output), result)
     }
@@ -65,10 +67,10 @@ pub(super) fn no_thread(rank: u32, call: &'static str, error: &std::io::Error) -
 fn redeem<T: Element>(
     claim: Claim<T>,
     region: Option<ringway_dataplane::memory::Region>,
-    result: Result<(), CollectiveError>,
+    result: Result<(), Failure>,
 ) -> Result<Buffer<T>, CollectiveError> {
     let buffer = region.and_then(|r| claim.redeem(r));
-    result?;
+    result.map_err(|failure| *failure)?;
     Ok(buffer.unwrap_or_else(|| unreachable!("R1: a run that is over has its region, with all leases home")))
 }
 
@@ -95,7 +97,8 @@ impl<T: Element> Future for Handle<T> {
             };
         }
         let claim = this.claim.take().expect("a handle is not polled after it was ready");
-        let (result, (input, output)) = core.take(this.slot);
+        let (mut input, mut output) = (None, None);
+        let result = core.take(this.slot, CallRegions { input: &mut input, output: &mut output });
         drop(core);
         Poll::Ready(redeem(claim, input.or(output), result))
     }

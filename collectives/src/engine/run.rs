@@ -10,7 +10,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::error::CollectiveError;
+use super::core::Failure;
 use super::fingerprint::{Call, slice_stamp};
 use super::hazard::{Ready, WINDOW, Window};
 use super::layout::{Area, Copy, PLACES};
@@ -19,6 +19,7 @@ use crate::reduce::Kernels;
 use crate::schedule::{Rank, Span, Step};
 use ringway_dataplane::memory::{Lease, LendError, Region};
 use ringway_dataplane::transport::{Cause, Op, OpId, Peer, PostError, Stamp, Tag, Transport};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Bytes combined before the transport is polled again, so that a long row of reductions leaves no wire idle.
@@ -112,12 +113,12 @@ pub(super) struct Run {
     pub(super) group: usize,
     pub(super) rank: Rank,
     pub(super) call: Call,
-    pub(super) plan: Plan,
+    pub(super) plan: Arc<Plan>,
     pub(super) request: Request,
     pub(super) regions: [Option<Region>; PLACES],
     pub(super) scratch: Option<Region>,
     pub(super) tag: Tag,
-    pub(super) error: Option<CollectiveError>,
+    pub(super) error: Option<Failure>,
     /// A started call: an owned buffer, a future, a progress thread.
     pub(super) started: bool,
     /// A started call whose handle was dropped.
@@ -147,7 +148,7 @@ pub(super) struct Run {
 
 impl Run {
     /// An idle slot.
-    pub(super) fn idle(slot: u16, call: Call, plan: Plan, request: Request) -> Run {
+    pub(super) fn idle(slot: u16, call: Call, plan: Arc<Plan>, request: Request) -> Run {
         Run {
             slot,
             generation: 0,

@@ -11,8 +11,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::core::{Core, Driver};
-use super::error::CollectiveError;
+use super::core::{CallRegions, Core, Driver, Failure};
 use super::run::Phase;
 use ringway_dataplane::fabric::{Pause, Spin, sleep_on};
 use ringway_dataplane::transport::{Cause, Peer, Waker};
@@ -365,7 +364,7 @@ pub struct Reporter {
 
 impl Reporter {
     /// Declares a peer lost, for a reason that came from elsewhere (missed heartbeats, the launcher): every
-    /// communicator that it is a member of dies of [`CollectiveError::Lost`].
+    /// communicator that it is a member of dies of [`CollectiveError::Lost`](super::CollectiveError::Lost).
     pub fn report_loss(&self, peer: Peer, cause: Cause) {
         if let Some(shared) = self.shared.upgrade() {
             shared.call_out(Command::Loss(peer, cause));
@@ -392,9 +391,10 @@ impl Shared {
         &'a self,
         core: Guard<'a>,
         slot: u16,
-    ) -> (Guard<'a>, Result<(), CollectiveError>, super::core::CallRegions) {
+        regions: CallRegions<'_>,
+    ) -> (Guard<'a>, Result<(), Failure>) {
         let mut core = self.wait_until(core, |core| core.runs[usize::from(slot)].phase == Phase::Done);
-        let (result, regions) = core.take(slot);
-        (core, result, regions)
+        let result = core.take(slot, regions);
+        (core, result)
     }
 }

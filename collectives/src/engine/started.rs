@@ -16,7 +16,7 @@ use super::plan::{Request, What};
 use crate::reduce::ReduceOp;
 use crate::schedule::Collective;
 use ringway_dataplane::memory::pool::Claim;
-use ringway_dataplane::memory::{Buffer, Element};
+use ringway_dataplane::memory::{Buffer, Element, Region};
 
 type Result<T> = std::result::Result<T, CollectiveError>;
 
@@ -78,7 +78,7 @@ impl Communicator {
         let request = message::<T>(What::Send { to, tag }, buffer.len());
         self.check_message("send", "destination", &request, to, tag)?;
         let (region, claim) = buffer.into_region();
-        self.begin_started("send", &request, (Some(region), None)).map(|slot| self.handle(slot, claim))
+        self.begin_started("send", &request, Some(region), None).map(|slot| self.handle(slot, claim))
     }
 
     /// Starts [`Communicator::recv`] into an owned buffer, which comes back filled with the handle.
@@ -89,7 +89,7 @@ impl Communicator {
         let request = message::<T>(What::Receive { from, tag }, buffer.len());
         self.check_message("recv", "source", &request, from, tag)?;
         let (region, claim) = buffer.into_region();
-        self.begin_started("recv", &request, (None, Some(region))).map(|slot| self.handle(slot, claim))
+        self.begin_started("recv", &request, None, Some(region)).map(|slot| self.handle(slot, claim))
     }
 
     fn start<T: Element>(
@@ -105,19 +105,26 @@ impl Communicator {
             return Err(no_thread(self.rank, name, &e));
         }
         drop(core);
-        self.begin_started(name, request, (Some(region), None)).map(|slot| self.handle(slot, claim))
+        self.begin_started(name, request, Some(region), None).map(|slot| self.handle(slot, claim))
     }
 
-    fn begin_started(&self, name: &'static str, request: &Request, regions: CallRegions) -> Result<u16> {
+    fn begin_started(
+        &self,
+        name: &'static str,
+        request: &Request,
+        mut input: Option<Region>,
+        mut output: Option<Region>,
+    ) -> Result<u16> {
         let mut core = self.owner.lock();
+        let regions = CallRegions { input: &mut input, output: &mut output };
         match core.begin(self.index, name, request, regions, true) {
             Ok(slot) => {
                 self.owner.nudge(&core);
                 Ok(slot)
             }
-            Err((error, (input, output))) => {
+            Err(failure) => {
                 [input, output].into_iter().flatten().for_each(|region| core.options.pool.recycle(region));
-                Err(error)
+                Err(*failure)
             }
         }
     }

@@ -24,7 +24,7 @@ pub use dtype::{Bool, DType, Element};
 pub use lease::{Block, Lease, ReadLease, WriteLease};
 pub use pool::{AllocError, Buffer, HugePages, Pool};
 pub use region::{
-    Ledger, LendError, Region, RegionId, Trace, unmapped_blocks, with_borrowed, with_borrowed_in,
-    with_shared, with_shared_in,
+    Ledger, LendError, Region, RegionId, Trace, lend_borrowed_in, lend_shared_in, unmapped_blocks,
+    with_borrowed, with_borrowed_in, with_shared, with_shared_in,
 };
 pub use shared::{SharedBytes, UniqueBytes};

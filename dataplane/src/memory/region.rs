@@ -378,19 +378,33 @@ pub struct Ledger {
     free: Vec<u32>,
 }
 
-fn scoped<R>(mut region: Region, ledger: &mut Ledger, f: impl FnOnce(Region) -> (Region, R)) -> R {
-    let mut scope = Scope(Some(region.id));
+fn scoped<R>(mut region: Region, ledger: &mut Ledger, f: impl FnOnce(&mut Option<Region>) -> R) -> R {
     let id = region.id;
+    let mut scope = Scope(Some(id));
     region.ledger = std::mem::take(&mut ledger.lent);
     region.free = std::mem::take(&mut ledger.free);
-    let (mut back, result) = f(region);
-    if back.id == id && back.outstanding() == 0 {
+    let mut lent = Some(region);
+    let result = f(&mut lent);
+    if let Some(back) = &mut lent
+        && back.id == id
+        && back.outstanding() == 0
+    {
         scope.0 = None;
+        back.ledger.clear();
+        back.free.clear();
+        *ledger = Ledger { lent: std::mem::take(&mut back.ledger), free: std::mem::take(&mut back.free) };
     }
-    back.ledger.clear();
-    back.free.clear();
-    *ledger = Ledger { lent: back.ledger, free: back.free };
     result
+}
+
+/// Runs `f` with the region itself.
+fn with_region<R>(f: impl FnOnce(Region) -> (Region, R)) -> impl FnOnce(&mut Option<Region>) -> R {
+    |lent| {
+        let region = lent.take().unwrap_or_else(|| unreachable!("a scope begins with its region"));
+        let (back, result) = f(region);
+        *lent = Some(back);
+        result
+    }
 }
 
 /// Lends the caller's own memory as a region for the length of `f`, which must hand the region back.
@@ -410,6 +424,18 @@ pub fn with_borrowed_in<R>(
     ledger: &mut Ledger,
     f: impl FnOnce(Region) -> (Region, R),
 ) -> R {
+    lend_borrowed_in(bytes, ledger, with_region(f))
+}
+
+/// As [`with_borrowed_in`], with the region in a place that `f` may take it from, and must put it back into.
+///
+/// # Aborts
+/// As [`with_borrowed`].
+pub fn lend_borrowed_in<R>(
+    bytes: &mut [u8],
+    ledger: &mut Ledger,
+    f: impl FnOnce(&mut Option<Region>) -> R,
+) -> R {
     let base = NonNull::from(&mut *bytes).cast();
     scoped(Region::borrowed(base, bytes.len()), ledger, f)
 }
@@ -424,6 +450,14 @@ pub fn with_shared<R>(bytes: &[u8], f: impl FnOnce(Region) -> (Region, R)) -> R 
 /// # Aborts
 /// As [`with_borrowed`].
 pub fn with_shared_in<R>(bytes: &[u8], ledger: &mut Ledger, f: impl FnOnce(Region) -> (Region, R)) -> R {
+    lend_shared_in(bytes, ledger, with_region(f))
+}
+
+/// As [`with_shared_in`], with the region in a place that `f` may take it from, and must put it back into.
+///
+/// # Aborts
+/// As [`with_borrowed`].
+pub fn lend_shared_in<R>(bytes: &[u8], ledger: &mut Ledger, f: impl FnOnce(&mut Option<Region>) -> R) -> R {
     let base = NonNull::from(bytes).cast();
     scoped(Region { writable: false, ..Region::borrowed(base, bytes.len()) }, ledger, f)
 }

@@ -18,7 +18,7 @@ use super::device::Device;
 use super::ends::{self, Ends};
 use super::failover::{Failover, Resumed};
 use super::handshake::Hello;
-use super::rail::{RECEIVES, Rail, SENDS, Write};
+use super::rail::{RECEIVE_BATCH, RECEIVES, Rail, SENDS, Write};
 use super::registration::{Pinned, Registered};
 use super::request::{Kind as Request, WrId, distance};
 use super::verbs::{Sge, VerbsError, WorkCompletion};
@@ -273,6 +273,18 @@ impl Connection {
         distance(self.done, self.next) < SENDS && self.budget > kept_back && self.failover.is_none()
     }
 
+    /// Whether [`Self::fill`] has something to do beside what the matcher has: with several rails it may always.
+    pub(super) fn has_output(&self) -> bool {
+        self.rails.len() > 1 || self.owed >= RECEIVES / 2 || self.has_read(self.control)
+    }
+
+    /// Whether receives of this rail are to be posted again: those of messages many at a time, which leaves the peer
+    /// enough (Q1), since it is told of those that are posted alone.
+    fn has_read(&self, rail: usize) -> bool {
+        let of_messages = rail == self.control && self.rails[rail].uncounted == 0;
+        self.rails[rail].has_read(if of_messages { RECEIVE_BATCH } else { 1 })
+    }
+
     /// Whether all writes and fences are done.
     fn is_quiet(&self) -> bool {
         let written = self.rails.iter().all(|r| r.writes.is_empty()) && self.redo.is_empty();
@@ -339,6 +351,17 @@ impl Connection {
             self.send(&Frame::bare(Kind::Credit), &[])?;
         }
         Ok(written || self.next != began)
+    }
+
+    /// Whether a message may go at once, before nothing that waits to be sent.
+    pub(super) fn sends_now(&self) -> bool {
+        self.has_room(1) && self.about_rails.is_empty()
+    }
+
+    /// Posts an eager message.
+    pub(super) fn send_now(&mut self, frame: &Frame, payload: &[u8]) -> Result<(), Cause> {
+        self.copied_bytes += payload.len() as u64;
+        self.send(frame, payload)
     }
 
     /// Posts one message.
@@ -529,15 +552,9 @@ impl Connection {
                 events.push(Event::Note { from: peer, note: Box::new(note) });
             }
             _ => {
-                let body = matcher.accept(&frame, retired, events).map_err(|v| v.to_string())?;
-                if let Some(mut body) = body {
-                    let payload = &self.rails[rail].message(slot, len)[at..];
-                    if let Some(into) = matcher.buffer(&body) {
-                        into.copy_from_slice(payload);
-                    }
-                    self.copied_in_bytes += payload.len() as u64;
-                    matcher.advance(&mut body, payload.len(), events);
-                }
+                let payload = &self.rails[rail].message(slot, len)[at..];
+                self.copied_in_bytes += payload.len() as u64;
+                matcher.deliver(&frame, payload, retired, events).map_err(|v| v.to_string())?;
             }
         }
         Ok(Verdict::On)
@@ -555,6 +572,9 @@ impl Connection {
 
     fn post_receives(&mut self) -> Result<(), Cause> {
         for i in 0..self.rails.len() {
+            if !self.has_read(i) {
+                continue;
+            }
             let (link, generation) = (self.link, self.generation);
             let id = |aux| WrId { kind: Request::Receive, generation, link, aux }.pack();
             let posted = self.rails[i].post_receives(id);

@@ -21,6 +21,8 @@ use std::sync::Arc;
 pub(super) const RECEIVES: u32 = 64;
 /// Receives beside those: for fences, and for messages about rails, of which there is one for each that fails.
 const SPARE_RECEIVES: u32 = FENCES + MAX_RAILS as u32;
+/// Receives that are posted again at a time.
+pub(super) const RECEIVE_BATCH: usize = 16;
 /// Messages to one peer that may be under way.
 pub(super) const SENDS: u32 = 64;
 /// Writes on one rail that may be under way.
@@ -335,29 +337,40 @@ impl Rail {
         self.again.push(slot);
     }
 
+    /// Whether so many receives are to be posted again.
+    pub(super) fn has_read(&self, least: usize) -> bool {
+        self.again.len() >= least && !self.failed && self.is_alive()
+    }
+
     /// Posts the receives that have been read; how many of those that the peer counts on.
     pub(super) fn post_receives(&mut self, wr_id: impl Fn(u32) -> u64) -> Result<u32, PostError> {
         let mut count = 0;
         if self.failed {
             return Ok(0);
         }
-        while let (Some(slot), Some(pair), Some(ring)) =
-            (self.again.last().copied(), &mut self.pair, &self.ring)
-        {
-            let piece = Sge {
-                addr: ring.address(slot as usize * self.slot_bytes),
-                len: self.slot_bytes as u32,
-                lkey: ring.lkey(0),
-            };
-            let request = ReceiveRequest { wr_id: wr_id(slot), sges: &[piece] };
-            // SAFETY: the slot has been read (Q2), and the ring outlives the queue pair.
-            unsafe { pair.post_receive(&[request])? };
-            self.again.pop();
-            self.posted += 1;
-            match self.uncounted {
-                0 => count += 1,
-                _ => self.uncounted -= 1,
+        while let (false, Some(pair), Some(ring)) = (self.again.is_empty(), &mut self.pair, &self.ring) {
+            let first = self.again.len().saturating_sub(RECEIVE_BATCH);
+            let slots = &self.again[first..];
+            let mut pieces = [Sge::default(); RECEIVE_BATCH];
+            for (piece, slot) in pieces.iter_mut().zip(slots) {
+                *piece = Sge {
+                    addr: ring.address(*slot as usize * self.slot_bytes),
+                    len: self.slot_bytes as u32,
+                    lkey: ring.lkey(0),
+                };
             }
+            let requests: [ReceiveRequest<'_>; RECEIVE_BATCH] = std::array::from_fn(|i| ReceiveRequest {
+                wr_id: slots.get(i).map_or(0, |slot| wr_id(*slot)),
+                sges: std::slice::from_ref(&pieces[i]),
+            });
+            // SAFETY: the slots have been read (Q2), and the ring outlives the queue pair.
+            unsafe { pair.post_receive(&requests[..slots.len()])? };
+            let posted = slots.len() as u32;
+            self.again.truncate(first);
+            self.posted += posted;
+            let uncounted = self.uncounted.min(posted);
+            self.uncounted -= uncounted;
+            count += posted - uncounted;
         }
         Ok(count)
     }

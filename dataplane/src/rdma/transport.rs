@@ -15,8 +15,8 @@ use super::{Config, MAX_DEPTH, MAX_EAGER_BYTES, MAX_MESSAGE_BYTES, MAX_NOTES};
 use crate::memory::{Region, RegionId};
 use crate::transport::matching::Retired;
 use crate::transport::{
-    Address, Caps, Cause, CauseKind, ConnectError, Copies, Event, Note, Op, OpId, Peer, PostError, RegionKey,
-    RegisterError, Transport, Waker,
+    Address, Caps, Cause, CauseKind, Completion, ConnectError, Copies, Event, Note, Op, OpId, Peer,
+    PostError, RegionKey, RegisterError, Transport, Waker,
 };
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -260,7 +260,7 @@ impl RdmaTransport {
         let Some(link) = self.links.get_mut(id.link as usize) else { return };
         let (peer, now_ms) = (link.peer, self.now_ms);
         let Some(channel) = &mut link.channel else { return };
-        let Channel { matcher, stage, sign_ms, .. } = &mut **channel;
+        let Channel { matcher, notes, stage, sign_ms, .. } = &mut **channel;
         let (connection, meeting) = match stage {
             Stage::None => return,
             Stage::Meeting(connection, meeting) => (connection, Some(meeting)),
@@ -287,6 +287,7 @@ impl RdmaTransport {
         };
         match verdict {
             Verdict::On if heard => self.finish_meeting(id.link),
+            Verdict::On if !matcher.has_output() && notes.is_empty() && !connection.has_output() => {}
             verdict => self.conclude(id.link, verdict),
         }
     }
@@ -305,16 +306,8 @@ impl RdmaTransport {
         let mut moved = false;
         let mut dirty = std::mem::take(&mut self.dirty);
         for at in dirty.drain(..) {
-            let link = &mut self.links[at as usize];
-            link.dirty = false;
-            let Some(channel) = &mut link.channel else { continue };
-            let Channel { matcher, notes, stage: Stage::Up(connection), .. } = &mut **channel else {
-                continue;
-            };
-            match connection.fill(matcher, notes, &self.holds, &mut self.done) {
-                Ok(posted) => moved |= posted,
-                Err(cause) => self.lose(at, cause),
-            }
+            self.links[at as usize].dirty = false;
+            moved |= self.fill_link(at);
         }
         if self.dirty.is_empty() {
             self.dirty = dirty;
@@ -322,8 +315,26 @@ impl RdmaTransport {
         moved
     }
 
+    fn fill_link(&mut self, at: u32) -> bool {
+        let Some(channel) = &mut self.links[at as usize].channel else { return false };
+        let Channel { matcher, notes, stage: Stage::Up(connection), .. } = &mut **channel else {
+            return false;
+        };
+        match connection.fill(matcher, notes, &self.holds, &mut self.done) {
+            Ok(posted) => posted,
+            Err(cause) => {
+                self.lose(at, cause);
+                false
+            }
+        }
+    }
+
     /// Gives back what the operations that have ended held.
     pub(super) fn let_go(&mut self) {
+        if self.holds.is_empty() {
+            self.let_go = self.done.len();
+            return;
+        }
         for event in &self.done[self.let_go.min(self.done.len())..] {
             if let Event::Done(c) = event
                 && let Some(held) = self.holds.remove(&c.id)
@@ -378,6 +389,18 @@ impl RdmaTransport {
             }),
             _ => None,
         }
+    }
+
+    /// Sends a small message at once, where nothing is before it: it is over then, well or not. `None`: post it.
+    fn send_now(&mut self, at: u32, op: &Op) -> Option<Result<(), Cause>> {
+        let Op::Send { tag, stamp, bytes, .. } = op else { return None };
+        let channel = self.links[at as usize].channel.as_deref_mut()?;
+        let Channel { matcher, notes, stage: Stage::Up(connection), .. } = channel else { return None };
+        if !notes.is_empty() || !connection.sends_now() {
+            return None;
+        }
+        let frame = matcher.eager_now(*tag, stamp, bytes.len() as u64)?;
+        Some(connection.send_now(&frame, bytes.bytes()))
     }
 
     fn hold(&mut self, id: OpId, op: &Op) {
@@ -509,16 +532,29 @@ impl Transport for RdmaTransport {
                 return Err((PostError::Gone { peer, cause: cause.clone() }, op));
             }
         }
+        if let Some(sent) = self.send_now(at, &op) {
+            let lease = op.into_lease();
+            self.done.push(Event::Done(Completion { id, result: Ok(()), lease }));
+            if let Err(cause) = sent {
+                self.lose(at, cause);
+            }
+            return Ok(());
+        }
         self.hold(id, &op);
-        let posted = match &mut self.links[at as usize].channel {
-            Some(channel) => channel.matcher.post(id, op, &mut self.done),
-            None => Err(op),
+        let (posted, speaks) = match &mut self.links[at as usize].channel {
+            Some(channel) => {
+                let posted = channel.matcher.post(id, op, &mut self.done);
+                (posted, channel.matcher.has_output())
+            }
+            None => (Err(op), false),
         };
         match posted {
-            Ok(()) => {
-                self.soil(at);
+            // What there is to say goes out at once: the caller may have more to do before it polls.
+            Ok(()) if speaks => {
+                self.fill_link(at);
                 Ok(())
             }
+            Ok(()) => Ok(()),
             Err(op) => {
                 if let Some(held) = self.holds.remove(&id) {
                     self.registry.release(held);
@@ -559,7 +595,11 @@ impl Transport for RdmaTransport {
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {
         let moved = self.progress();
         let said = !self.done.is_empty();
-        out.append(&mut self.done);
+        if out.is_empty() {
+            std::mem::swap(out, &mut self.done);
+        } else {
+            out.append(&mut self.done);
+        }
         self.let_go = 0;
         moved || said
     }

@@ -85,13 +85,12 @@ impl AboutRail {
 
 /// Writes a message without its payload; returns its length. `into` holds at least a header and a place.
 pub fn encode(frame: &Frame, receives: u8, into: &mut [u8]) -> usize {
-    let mut head = header::encode(frame);
-    head[1] = receives;
-    into[..header::BYTES].copy_from_slice(&head);
+    let Some((head, rest)) = into.split_first_chunk_mut() else { return 0 };
+    header::write(frame, receives, head);
     if frame.kind != Kind::Cts || frame.place.is_none() {
         return header::BYTES;
     }
-    let place = &mut into[header::BYTES..header::BYTES + PLACE_BYTES];
+    let place = &mut rest[..PLACE_BYTES];
     place[..8].copy_from_slice(&frame.place.address.to_le_bytes());
     for (bytes, key) in place[8..].chunks_exact_mut(4).zip(frame.place.keys) {
         bytes.copy_from_slice(&key.to_le_bytes());
@@ -111,9 +110,8 @@ pub fn forget_receives(message: &mut [u8]) {
 pub fn decode(message: &[u8]) -> Result<(Frame, u8, &[u8]), WireError> {
     let (head, rest) =
         message.split_first_chunk::<{ header::BYTES }>().ok_or(WireError::Short(message.len()))?;
-    let mut head = *head;
-    let receives = std::mem::take(&mut head[1]);
-    let mut frame = header::decode(&head).ok_or(WireError::Kind(head[0]))?;
+    let receives = head[1];
+    let mut frame = header::read(head).ok_or(WireError::Kind(head[0]))?;
     let expected = match frame.kind {
         Kind::Eager | Kind::Data | Kind::Note => frame.length,
         Kind::Cts if rest.is_empty() => 0,

@@ -82,9 +82,9 @@ impl World {
         input: Option<&[u8]>,
         output: Option<&[u8]>,
     ) -> Result<u16, CollectiveError> {
-        let regions = (self.region(rank, input), self.region(rank, output));
-        let begun = self.cores[rank].begin(group, "test", request, regions, true);
-        begun.map_err(|(error, _)| error)
+        let (mut input, mut output) = (self.region(rank, input), self.region(rank, output));
+        let regions = CallRegions { input: &mut input, output: &mut output };
+        self.cores[rank].begin(group, "test", request, regions, true).map_err(|failure| *failure)
     }
 
     /// Steps ranks at random until all the given calls are over.
@@ -152,7 +152,9 @@ impl World {
 
     /// Takes the outcome of a call that is over.
     pub(super) fn take(&mut self, rank: usize, slot: u16) -> Outcome {
-        let (result, (input, output)): (_, CallRegions) = self.cores[rank].take(slot);
+        let (mut input, mut output) = (None, None);
+        let regions = CallRegions { input: &mut input, output: &mut output };
+        let result = self.cores[rank].take(slot, regions).map_err(|failure| *failure);
         let bytes = |region: Option<Region>| {
             let Some(region) = region else { return Vec::new() };
             assert_eq!(region.outstanding(), 0, "E3");

@@ -56,7 +56,14 @@ fn code(kind: Kind) -> u8 {
 /// The bytes of a frame.
 pub fn encode(frame: &Frame) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
+    write(frame, 0, &mut bytes);
+    bytes
+}
+
+/// Writes a frame, with a second byte of the transport's own.
+pub fn write(frame: &Frame, own: u8, bytes: &mut [u8; BYTES]) {
     bytes[0] = code(frame.kind);
+    bytes[1] = own;
     bytes[2..4].copy_from_slice(&frame.credit.to_le_bytes());
     bytes[4..8].copy_from_slice(&frame.seq.to_le_bytes());
     bytes[8..16].copy_from_slice(&frame.tag.to_le_bytes());
@@ -64,16 +71,20 @@ pub fn encode(frame: &Frame) -> [u8; BYTES] {
     bytes[40..48].copy_from_slice(&frame.length.to_le_bytes());
     bytes[48..56].copy_from_slice(&frame.slot.to_le_bytes());
     bytes[56..64].copy_from_slice(&frame.offset.to_le_bytes());
-    bytes
 }
 
 /// The frame of these bytes, or `None` when the kind is unknown or the second byte is not zero.
 pub fn decode(bytes: &[u8; BYTES]) -> Option<Frame> {
+    if bytes[1] == 0 { read(bytes) } else { None }
+}
+
+/// The frame of these bytes, whatever the second one is, or `None` when the kind is unknown.
+pub fn read(bytes: &[u8; BYTES]) -> Option<Frame> {
     fn at<const N: usize>(bytes: &[u8; BYTES], from: usize) -> [u8; N] {
         std::array::from_fn(|i| bytes[from + i])
     }
     let kind = *KINDS.get(usize::from(bytes[0]).checked_sub(1)?)?;
-    (bytes[1] == 0).then(|| Frame {
+    Some(Frame {
         kind,
         credit: u16::from_le_bytes(at(bytes, 2)),
         seq: u32::from_le_bytes(at(bytes, 4)),

@@ -62,7 +62,7 @@ impl Matcher {
         let key = (frame.tag, frame.seq);
         let over = retired.has(frame.tag);
         match frame.kind {
-            Kind::Eager => self.on_eager(frame, over, events),
+            Kind::Eager => self.on_eager(frame, None, over, events),
             Kind::Data => self.on_data(frame, events),
             Kind::Credit => Ok(None),
             Kind::Rts | Kind::Cts | Kind::CancelSend if over => Ok(None),
@@ -75,6 +75,34 @@ impl Matcher {
             Kind::Landed => self.on_landed(SlotId(frame.slot), events).map(|()| None),
             Kind::Note | Kind::Bye | Kind::Rail => Err(Violation::Kind(frame.kind)),
         }
+    }
+
+    /// Takes a frame in with the payload that belongs to it.
+    ///
+    /// # Errors
+    /// [`Violation`]: no well-behaved peer sends this.
+    pub fn deliver(
+        &mut self,
+        frame: &Frame,
+        payload: &[u8],
+        retired: &Retired,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Violation> {
+        let body = match frame.kind {
+            Kind::Eager => {
+                self.take_credit(frame)?;
+                self.on_eager(frame, Some(payload), retired.has(frame.tag), events)?
+            }
+            _ => self.accept(frame, retired, events)?,
+        };
+        let Some(mut body) = body else { return Ok(()) };
+        if let Some(into) = self.buffer(&body)
+            && let Some(payload) = payload.get(..into.len())
+        {
+            into.copy_from_slice(payload);
+        }
+        self.advance(&mut body, payload.len(), events);
+        Ok(())
     }
 
     fn take_credit(&mut self, frame: &Frame) -> Result<(), Violation> {
@@ -109,9 +137,11 @@ impl Matcher {
         }
     }
 
+    /// With the payload, if it is here already.
     fn on_eager(
         &mut self,
         frame: &Frame,
+        payload: Option<&[u8]>,
         over: bool,
         events: &mut Vec<Event>,
     ) -> Result<Option<Body>, Violation> {
@@ -136,6 +166,11 @@ impl Matcher {
             }
             op.announced = true;
             if op.stamp == frame.stamp && op.into.len() == length {
+                if let Some(payload) = payload.filter(|p| p.len() == length) {
+                    op.into.bytes_mut().copy_from_slice(payload);
+                    self.finish(slot, Ok(()), events);
+                    return Ok(None);
+                }
                 self.finish_if_whole(slot, events);
                 return body(Target::Recv(slot));
             }

@@ -5,7 +5,7 @@ use super::{
     keyed, units,
 };
 use crate::memory::ReadLease;
-use crate::transport::op::{Event, OpError, OpId};
+use crate::transport::op::{Event, OpError, OpId, Stamp, Tag};
 
 /// The payload that follows a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,29 @@ impl Matcher {
                 }
             }
         }
+    }
+
+    /// The frame of a message that can go at once: eagerly, and before nothing that waits to be sent. Its payload must
+    /// follow, and the operation is over, without ever having been posted. `None`: post it.
+    pub fn eager_now(&mut self, tag: Tag, stamp: &Stamp, length: u64) -> Option<Frame> {
+        let cost = units(length);
+        // With a word from the receiver already, it may not go eagerly.
+        if !self.eager(length) || self.credit < cost || !self.out.is_empty() || !self.cts.is_empty() {
+            return None;
+        }
+        self.credit -= cost;
+        let tag = tag.to_u64();
+        let (next, _) = self.next.entry(tag).or_default();
+        let seq = *next;
+        *next = seq.wrapping_add(1);
+        let credit = self.credit_to_return();
+        Some(Frame { credit, stamp: *stamp, length, ..keyed(Kind::Eager, (tag, seq)) })
+    }
+
+    fn credit_to_return(&mut self) -> u16 {
+        let back = self.owed.min(u32::from(u16::MAX));
+        self.owed -= back;
+        back as u16
     }
 
     /// The place of a send all of whose frames are handed out, some payload perhaps still unsent: before cancelling
@@ -145,9 +168,9 @@ impl Matcher {
         let (mut frame, payload) = self.pick(limit_bytes)?;
         // A write into place carries no header.
         let silent = frame.kind == Kind::Data && !frame.place.is_none();
-        let back = if silent { 0 } else { self.owed.min(u32::from(u16::MAX)) };
-        self.owed -= back;
-        frame.credit = back as u16;
+        if !silent {
+            frame.credit = self.credit_to_return();
+        }
         Some((frame, payload))
     }
 
