@@ -158,7 +158,7 @@ impl Communicator {
 
     /// How the last call on this communicator was run.
     pub fn last_choice(&self) -> Option<Choice> {
-        self.owner.lock().group(self.index).last
+        self.owner.lock().group(self.index).last.as_deref().map(Choice::of)
     }
 
     /// How a rank is reached and why so, in one line; `None` for this rank, and before any connection.

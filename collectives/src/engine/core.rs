@@ -11,7 +11,6 @@
 
 #![forbid(unsafe_code)]
 
-use super::communicator::Choice;
 use super::error::CollectiveError;
 use super::fingerprint::{Call, cutting};
 use super::group::Group;
@@ -232,7 +231,7 @@ impl Core {
             What::Send { tag, .. } | What::Receive { tag, .. } => MESSAGE_LANES | tag,
         };
         g.open_runs += 1;
-        g.last = Some(Choice::of(&plan));
+        g.last = Some(Arc::clone(&plan));
         let bytes = request.count as u64 * plan.layout.element_bytes as u64;
         let run = &mut self.runs[usize::from(slot)];
         run.group = group;
@@ -420,7 +419,9 @@ impl Core {
         if orphan {
             self.take_orphan(slot);
         }
-        self.activate_queued();
+        if !self.queued.is_empty() {
+            self.activate_queued();
+        }
     }
 
     /// Takes the outcome of a run that is done, and frees its slot.

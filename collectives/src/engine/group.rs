@@ -2,7 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-use super::communicator::Choice;
 use super::error::{CollectiveError, InvalidCall, Who};
 use super::fingerprint::Call;
 use super::history::Doubt;
@@ -87,7 +86,7 @@ pub(super) struct Group {
     /// Splits that were made of it.
     pub(super) splits: u32,
     /// How the last call was run.
-    pub(super) last: Option<Choice>,
+    pub(super) last: Option<Arc<Plan>>,
     plans: Vec<(Request, Arc<Plan>)>,
     next_plan: usize,
 }

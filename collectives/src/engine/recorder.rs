@@ -29,45 +29,65 @@ pub enum Ending {
     Failed,
 }
 
+/// A record as it is kept: what it says in durations is worked out when it is asked for.
+#[derive(Debug)]
+struct Kept {
+    group: u32,
+    call: Call,
+    bytes: u64,
+    began: Instant,
+    ended: Option<(Instant, Ending)>,
+}
+
 #[derive(Debug)]
 pub(super) struct Recorder {
     epoch: Instant,
-    ring: Vec<Record>,
+    ring: Vec<Kept>,
     capacity: usize,
     next: u64,
+    /// Where the next goes: `next` modulo the capacity.
+    at: usize,
 }
 
 impl Recorder {
     pub(super) fn new(capacity: usize) -> Recorder {
         let capacity = capacity.max(1);
-        Recorder { epoch: Instant::now(), ring: Vec::with_capacity(capacity), capacity, next: 0 }
+        Recorder { epoch: Instant::now(), ring: Vec::with_capacity(capacity), capacity, next: 0, at: 0 }
     }
 
     /// Notes that a call begins; returns the number to end it by.
     pub(super) fn begin(&mut self, group: u32, call: Call, bytes: u64) -> u64 {
-        let record = Record { group, call, bytes, began: self.epoch.elapsed(), ended: None };
-        let at = (self.next % self.capacity as u64) as usize;
-        match self.ring.get_mut(at) {
+        let record = Kept { group, call, bytes, began: Instant::now(), ended: None };
+        match self.ring.get_mut(self.at) {
             Some(old) => *old = record,
             None => self.ring.push(record),
         }
+        self.at = if self.at + 1 == self.capacity { 0 } else { self.at + 1 };
         self.next += 1;
         self.next - 1
     }
 
     /// Notes how a call ended, if it is still kept.
     pub(super) fn end(&mut self, number: u64, ending: Ending) {
-        if self.next - number <= self.capacity as u64 {
-            let at = (number % self.capacity as u64) as usize;
-            self.ring[at].ended = Some((self.epoch.elapsed(), ending));
+        let back = self.next - number;
+        if back <= self.capacity as u64 {
+            let at = self.at + if back as usize > self.at { self.capacity } else { 0 } - back as usize;
+            self.ring[at].ended = Some((Instant::now(), ending));
         }
     }
 
     /// The kept records, oldest first.
     pub(super) fn records(&self) -> Vec<Record> {
-        let oldest =
-            if self.ring.len() < self.capacity { 0 } else { (self.next % self.capacity as u64) as usize };
-        self.ring[oldest..].iter().chain(&self.ring[..oldest]).copied().collect()
+        let oldest = if self.ring.len() < self.capacity { 0 } else { self.at };
+        let since = |then: Instant| then.duration_since(self.epoch);
+        let told = |kept: &Kept| Record {
+            group: kept.group,
+            call: kept.call,
+            bytes: kept.bytes,
+            began: since(kept.began),
+            ended: kept.ended.map(|(then, ending)| (since(then), ending)),
+        };
+        self.ring[oldest..].iter().chain(&self.ring[..oldest]).map(told).collect()
     }
 }
 

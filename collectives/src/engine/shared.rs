@@ -164,9 +164,11 @@ impl Shared {
                 if core.followers > 0 {
                     self.changed.notify_all();
                 }
-                core = self.rouse_tasks(core);
-                if core.driver != me {
-                    return core;
+                if !core.to_wake.is_empty() {
+                    core = self.rouse_tasks(core);
+                    if core.driver != me {
+                        return core;
+                    }
                 }
             }
             if done(&core) {

@@ -83,7 +83,7 @@ impl Config {
             me,
             token,
             incarnation,
-            eager_bytes: 8 << 10,
+            eager_bytes: 16 << 10,
             eager_window_bytes: 1 << 20,
             depth: 128,
             connect_timeout_ms: 30_000,
