@@ -166,15 +166,6 @@ impl RdmaTransport {
         lives(true).or_else(|| lives(false))
     }
 
-    /// Puts a link on the list that the next poll fills.
-    pub(super) fn soil(&mut self, at: u32) {
-        let link = &mut self.links[at as usize];
-        if !link.dirty {
-            link.dirty = true;
-            self.dirty.push(at);
-        }
-    }
-
     /// Ends a link as lost (T6).
     pub(super) fn lose(&mut self, at: u32, cause: Cause) {
         if self.links[at as usize].gone.is_some() {
@@ -301,34 +292,6 @@ impl RdmaTransport {
         }
     }
 
-    /// Posts what there is to send.
-    fn fill(&mut self) -> bool {
-        let mut moved = false;
-        let mut dirty = std::mem::take(&mut self.dirty);
-        for at in dirty.drain(..) {
-            self.links[at as usize].dirty = false;
-            moved |= self.fill_link(at);
-        }
-        if self.dirty.is_empty() {
-            self.dirty = dirty;
-        }
-        moved
-    }
-
-    fn fill_link(&mut self, at: u32) -> bool {
-        let Some(channel) = &mut self.links[at as usize].channel else { return false };
-        let Channel { matcher, notes, stage: Stage::Up(connection), .. } = &mut **channel else {
-            return false;
-        };
-        match connection.fill(matcher, notes, &self.holds, &mut self.done) {
-            Ok(posted) => posted,
-            Err(cause) => {
-                self.lose(at, cause);
-                false
-            }
-        }
-    }
-
     /// Gives back what the operations that have ended held.
     pub(super) fn let_go(&mut self) {
         if self.holds.is_empty() {
@@ -389,18 +352,6 @@ impl RdmaTransport {
             }),
             _ => None,
         }
-    }
-
-    /// Sends a small message at once, where nothing is before it: it is over then, well or not. `None`: post it.
-    fn send_now(&mut self, at: u32, op: &Op) -> Option<Result<(), Cause>> {
-        let Op::Send { tag, stamp, bytes, .. } = op else { return None };
-        let channel = self.links[at as usize].channel.as_deref_mut()?;
-        let Channel { matcher, notes, stage: Stage::Up(connection), .. } = channel else { return None };
-        if !notes.is_empty() || !connection.sends_now() {
-            return None;
-        }
-        let frame = matcher.eager_now(*tag, stamp, bytes.len() as u64)?;
-        Some(connection.send_now(&frame, bytes.bytes()))
     }
 
     fn hold(&mut self, id: OpId, op: &Op) {
