@@ -263,3 +263,52 @@ async fn a_group_is_complete_when_all_are_there() {
     let full = second.complete_group(member("/job:x/task:0/device:CPU:0", 2)).await.unwrap_err();
     assert!(full.message().contains("is full"), "{full}");
 }
+
+#[tokio::test]
+async fn members_of_a_group_reduce_whatever_order_they_begin_in() {
+    let mut rig = Rig::new().await;
+    let int = |name: &str, value: i32| {
+        let dtype = DataType::DtInt32 as i32;
+        let tensor = wire::TensorProto { dtype, int_val: vec![value], ..Default::default() };
+        node(name, "Const", &[], &[("dtype", Value::Type(dtype)), ("value", Value::Tensor(tensor))])
+    };
+    let mut runs = Vec::new();
+    for task in 0..2 {
+        let mut nodes = vec![constant("x", (task + 1) as f32), int("size", 2), int("group", 7)];
+        let mut keys = Vec::new();
+        // Nothing orders these, so that the tasks begin them as it happens (C1).
+        for instance in 0..8 {
+            let (at, name) = (format!("at_{instance}"), format!("sum_{instance}"));
+            nodes.push(int(&at, instance));
+            let merge = |op: &[u8]| Value::S(op.to_vec());
+            let attrs = [("T", float()), ("merge_op", merge(b"Add")), ("final_op", merge(b"Id"))];
+            nodes.push(node(&name, "CollectiveReduceV2", &["x", "size", "group", &at], &attrs));
+            nodes.push(rig.edge("_Send", &[&name], (task, task), &name));
+            keys.push(rig.key(task, task, &name));
+        }
+        let graph = rig.register(task, nodes).await.unwrap();
+        runs.push(wire::RunGraphRequest { recv_key: keys, ..step(&graph, 1) });
+    }
+    let mut second = rig.clients[1].clone();
+    let both =
+        async { tokio::join!(rig.clients[0].run_graph(runs[0].clone()), second.run_graph(runs[1].clone())) };
+    let (one, two) = tokio::time::timeout(FAR, both).await.unwrap();
+    for given in [one.unwrap().into_inner(), two.unwrap().into_inner()] {
+        let sums: Vec<f32> = given.recv.iter().map(|named| read(named.tensor.as_ref().unwrap())).collect();
+        assert_eq!(sums, [3.0; 8]);
+    }
+
+    // One alone waits, until its step is aborted (C2).
+    let mut alone = rig.clients[0].clone();
+    let waits = tokio::spawn(async move {
+        let mut request = runs[0].clone();
+        request.step_id = 2;
+        alone.run_graph(request).await
+    });
+    let session = wire::DeleteWorkerSessionRequest::default();
+    while !waits.is_finished() {
+        rig.clients[0].delete_worker_session(session.clone()).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(waits.await.unwrap().unwrap_err().code(), Code::Cancelled);
+}

@@ -109,6 +109,12 @@ impl Task {
     }
 }
 
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.worker.close();
+    }
+}
+
 /// The master of a task: it asks its own worker directly, and others by gRPC.
 fn master(worker: &Worker, cluster: &Cluster, own: (&str, u32)) -> Result<Master, MasterError> {
     let task = |(job, index, address): (&str, u32, &HostPort)| match (job, index) == own {

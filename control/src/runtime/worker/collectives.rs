@@ -6,7 +6,8 @@
 //!
 //! Invariants (cited by the tests):
 //! - **C1** All members run the same instance at the same time; one that lacks it waits for it.
-//! - **C2** When a step that has begun an instance is aborted, the group is, on all tasks; its next use makes it anew.
+//! - **C2** When a step that has begun an instance is aborted, the group is, on all tasks. A member that was idle hears of it by
+//!   its next instance, which fails; what comes after that makes the group anew.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -196,6 +197,12 @@ impl Groups {
     fn lock(&self) -> MutexGuard<'_, HashMap<i32, Arc<Group>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Ends all groups, and so their threads.
+    pub(super) fn end(&self, why: &OpError) {
+        let all = std::mem::take(&mut *self.lock());
+        all.values().for_each(|group| group.end(why));
+    }
 }
 
 impl Collectives {
@@ -250,12 +257,15 @@ struct Waiting {
     pending: Pending,
 }
 
+/// Ends a communicator's calls, with a reason.
+type Abort = Box<dyn Fn(&str) + Send>;
+
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Waiting>,
     dead: Option<OpError>,
     /// Ends the calls that the thread is in.
-    abort: Option<Box<dyn Fn(&str) + Send>>,
+    abort: Option<Abort>,
 }
 
 /// One group, as operations see it.

@@ -11,6 +11,8 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ringway_proto::tensorflow::error::Code;
+
 pub mod collectives;
 mod convert;
 mod exchange;
@@ -31,7 +33,7 @@ pub use program::{Functions, Program, ProgramError};
 pub use step::{Exchange, Step};
 
 use crate::core::graph::DeviceName;
-use crate::kernels::Resources;
+use crate::kernels::{OpError, Resources};
 use crate::random::incarnation;
 use collectives::{Collectives, OpenEndpoint};
 use groups::Groups;
@@ -181,6 +183,11 @@ impl Worker {
     #[must_use]
     pub fn plane(&self) -> &Arc<DataPlane> {
         &self.shared.plane
+    }
+
+    /// Ends what the worker does for others on threads of their own: its collective groups.
+    pub fn close(&self) {
+        self.shared.joined.end(&OpError::new(Code::Cancelled, format!("{} is ending", self.shared.task)));
     }
 
     /// Learns where the tasks of a cluster are.

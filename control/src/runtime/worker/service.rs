@@ -306,7 +306,7 @@ impl Worker {
         request: wire::RunGraphRequest,
     ) -> Result<wire::RunGraphResponse, Status> {
         let id = request.step_id;
-        if !self.tables().steps.get(&id).is_some_and(|live| live.partial.is_some()) {
+        if self.tables().steps.get(&id).is_none_or(|live| live.partial.is_none()) {
             let step = self.enter(id, session, graph);
             let (tell, told) = tokio::sync::oneshot::channel();
             let (worker, running) = (self.clone(), step.clone());
