@@ -10,7 +10,7 @@
 # Environment:
 #   CLIENTS_LANE  require: not being able to run is a failure. skip: do not run. auto (the default): say why
 #                 and succeed where there is no Python that TensorFlow is made for, or it cannot be installed.
-#   CLIENTS_DIR   where the virtual environment is kept between runs (about 1.9 GB);
+#   CLIENTS_DIR   where the virtual environment is kept between runs (about 1.6 GB);
 #                 ~/.cache/ringway-clients by default
 #   CLIENTS_PYTHON  the Python to make it with; python3 by default
 set -euo pipefail
