@@ -1,7 +1,7 @@
 //! Values: what flows along the edges of a graph.
 //!
 //! - [`shape`]: sizes of dimensions, checked once. [`element`]: the types of elements.
-//! - [`array`]: [`Tensor`], immutable and cheap to clone, and [`Writer`], which makes one.
+//! - [`mod@array`]: [`Tensor`], immutable and cheap to clone, and [`Writer`], which makes one.
 //! - [`handle`]: names of resources, and elements of type variant.
 //! - [`proto`]: to and from `TensorProto`. [`travel`]: to and from what the data plane carries.
 //!

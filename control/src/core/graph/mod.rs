@@ -1,6 +1,6 @@
 //! Graphs: what operations there are, what a node takes and gives, and which graphs are sound.
 //!
-//! - [`signature`]: what is known of each operation of TensorFlow, from a table (`ops.txt`).
+//! - [`mod@signature`]: what is known of each operation of TensorFlow, from a table (`ops.txt`).
 //! - [`attrs`]: the attributes of a node, typed, with the defaults of its operation.
 //! - [`device`]: names of devices, full and partial.
 //! - [`sound`]: a `GraphDef` as a checked graph. [`library`]: the functions that it may call, and their bodies.
