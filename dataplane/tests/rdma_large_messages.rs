@@ -4,7 +4,7 @@ mod rdma_rig;
 
 use rdma_rig::{carry, introduce, open, rails};
 use ringway_dataplane::memory::{Pool, with_borrowed};
-use ringway_dataplane::transport::{Copies, Trace};
+use ringway_dataplane::transport::{Copies, Trace, Transport};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ptr::NonNull;
@@ -18,13 +18,14 @@ fn what_is_over_the_eager_limit_is_not_copied() {
         let mut sides = [member(0), member(1)];
         introduce(&mut sides);
         let mut expected = Copies::default();
-        for len in [0, 1, 4093, 8192, 8193, 65_537, 1 << 20, (8 << 20) + 1] {
+        let eager = sides[0].caps().eager_bytes as usize;
+        for len in [0, 1, 4093, eager, eager + 1, 65_537, 1 << 20, (8 << 20) + 1] {
             let (mut from, mut into) = (pool.region(len).unwrap(), pool.region(len).unwrap());
             let content: Vec<u8> = (0..len).map(|i| (i.wrapping_mul(7) >> 4) as u8).collect();
             from.bytes_mut(0..len).unwrap().copy_from_slice(&content);
             carry(&mut sides, &mut from, &mut into);
             assert!(into.bytes(0..len).unwrap() == content, "T2: {len} bytes over {count} rails");
-            match len <= 8192 {
+            match len <= eager {
                 true => expected.copied_bytes += len as u64,
                 false => expected.placed_bytes += len as u64,
             }
