@@ -5,7 +5,7 @@ use ringway_proto::tensorflow::coordination_service_server::CoordinationService;
 use ringway_topology::Incarnation;
 use tonic::{Request, Response, Status};
 
-use super::desk::Desk;
+use super::desk::{Desk, unexpected};
 use crate::core::coordination::errors::{Code, TaskError};
 use crate::core::coordination::request::{BarrierCall, Reply, Request as Ask};
 use crate::rpc::convert;
@@ -39,11 +39,6 @@ impl Coordination {
             other => Err(unexpected(&other)),
         }
     }
-}
-
-/// An answer of a kind that does not belong to the request: a fault of ours.
-fn unexpected(reply: &Reply) -> Status {
-    Status::internal(format!("the coordinator gave an answer of the wrong kind: {reply:?}"))
 }
 
 #[tonic::async_trait]

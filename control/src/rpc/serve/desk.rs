@@ -11,6 +11,7 @@ use std::time::Duration;
 use ringway_topology::TaskId;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
+use tonic::Status;
 
 use super::ServerConfig;
 use super::push::Pusher;
@@ -126,6 +127,11 @@ impl Desk {
         guard.armed = false;
         result.unwrap_or_else(|_| Err(ended()))
     }
+}
+
+/// An answer of a kind that does not belong to the request: a fault of ours.
+pub(super) fn unexpected(reply: &Reply) -> Status {
+    Status::internal(format!("the coordinator gave an answer of the wrong kind: {reply:?}"))
 }
 
 fn ended() -> Refusal {

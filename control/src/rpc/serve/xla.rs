@@ -11,7 +11,7 @@ use ringway_topology::{Incarnation, TaskId};
 use tonic::{Request, Response, Status};
 
 use super::ServerConfig;
-use super::desk::Desk;
+use super::desk::{Desk, unexpected};
 use crate::core::coordination::request::{BarrierCall, Reply, Request as Ask, State, TaskStatus};
 use crate::rpc::convert::{self, XlaTasks};
 
@@ -74,11 +74,6 @@ impl XlaCoordination {
             incarnation: status.incarnation.0,
         }
     }
-}
-
-/// An answer of a kind that does not belong to the request: a fault of ours.
-fn unexpected(reply: &Reply) -> Status {
-    Status::internal(format!("the coordinator gave an answer of the wrong kind: {reply:?}"))
 }
 
 #[tonic::async_trait]
