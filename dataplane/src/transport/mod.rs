@@ -1,6 +1,7 @@
 //! The one contract that every way of moving bytes keeps, and what stands on it alone.
 //!
 //! - [`contract`]: the [`Transport`] trait. [`op`]: operations, events, errors. [`caps`]: what a transport can do.
+//! - [`authentication`]: how two sides prove that they belong together.
 //! - [`conformance`]: the suite that holds every transport to it.
 //! - [`fault`], [`trace`], [`named`]: decorators of any transport, that break it on purpose, remember what it did, and
 //!   give it another name.
@@ -9,6 +10,7 @@
 //! - [`complaints`]: warnings about strangers, so many only. [`wake`]: how another thread rouses one that sleeps on a transport.
 #![forbid(unsafe_code)]
 
+pub mod authentication;
 pub mod caps;
 pub mod complaints;
 pub mod conformance;
@@ -23,6 +25,7 @@ pub mod seed;
 pub mod trace;
 pub mod wake;
 
+pub use authentication::{Key, Keyring};
 pub use caps::Caps;
 pub use complaints::Complaints;
 pub use contract::{Address, ConnectError, Copies, RegionKey, RegisterError, Transport};
