@@ -88,7 +88,7 @@ async fn a_call_for_another_life_of_the_service_is_refused() {
     let meant = Some(xla::Incarnations { service_incarnation: 1, ..said(0).unwrap() });
     let beat = xla::HeartbeatRequest { incarnations: meant, incarnation: 7, source_task_id: 0 };
     let refused = first.heartbeat(beat).await.unwrap_err();
-    assert_eq!(refused.code(), Code::Aborted);
+    assert_eq!(refused.code(), Code::Internal);
     let mismatch: xla::ServiceMismatchError = detail(&refused, "ServiceMismatchError");
     assert_eq!(mismatch.service_incarnation, SERVICE);
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# lane.sh - builds Ringway and lets unmodified TensorFlow clients use it: sessions, remote eager, clusters of our
-# servers and TensorFlow's own, failures, and the examples in Python. run.py says how a scenario looks.
+# lane.sh - builds Ringway and lets unmodified TensorFlow and JAX clients use it: sessions, remote eager, clusters
+# of our servers and TensorFlow's own, failures, the examples in Python, and jobs of JAX. run.py says how a scenario looks.
 #
 #   lane.sh [--against stock] [SCENARIO...]
 #
@@ -9,8 +9,8 @@
 #
 # Environment:
 #   CLIENTS_LANE  require: not being able to run is a failure. skip: do not run. auto (the default): say why
-#                 and succeed where there is no Python that TensorFlow is made for, or it cannot be installed.
-#   CLIENTS_DIR   where the virtual environment is kept between runs (about 1.6 GB);
+#                 and succeed where there is no Python that they are made for, or it cannot be installed.
+#   CLIENTS_DIR   where the virtual environment is kept between runs (about 2 GB);
 #                 ~/.cache/ringway-clients by default
 #   CLIENTS_PYTHON  the Python to make it with; python3 by default
 set -euo pipefail
@@ -30,7 +30,7 @@ python=${CLIENTS_PYTHON:-python3}
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || impossible "there is no $python"
 case $version in
     3.11|3.12|3.13) ;;
-    *) impossible "the TensorFlow of requirements.txt is made for Python 3.11 to 3.13, and $python is $version";;
+    *) impossible "what is in requirements.txt is made for Python 3.11 to 3.13, and $python is $version";;
 esac
 
 # One environment for each list of packages and each Python; one at a time makes it.
@@ -40,11 +40,11 @@ mkdir -p "$folder"
 exec 9>"$folder/lock"
 flock 9
 if [ ! -e "$venv/complete" ]; then
-    echo "client lane: installing TensorFlow in $venv"
+    echo "client lane: installing TensorFlow and JAX in $venv"
     rm -rf "$venv"
     "$python" -m venv "$venv" || impossible "$python cannot make virtual environments (its words are above)"
     "$venv/bin/pip" install --quiet --disable-pip-version-check -r tests/clients/requirements.txt ||
-        impossible "TensorFlow could not be installed (pip's words are above)"
+        impossible "TensorFlow and JAX could not be installed (pip's words are above)"
     touch "$venv/complete"
 fi
 flock -u 9

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""run.py [--against ringway|stock] [--program PATH] [--keep] [SCENARIO...]: stock TensorFlow clients against servers.
+"""run.py [--against ringway|stock] [--program PATH] [--keep] [SCENARIO...]: stock TensorFlow and JAX clients against servers.
 
 A scenario is a file such as session/matmul.py with
   CLUSTER     {job: number of tasks}, or {job: [kind of each task]} with the kinds stock, ringway and tested
@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 HERE = Path(__file__).resolve().parent
-ROOMS = ["session", "mixed", "eager", "failure", "strategies"]
+ROOMS = ["session", "mixed", "eager", "failure", "strategies", "jax"]
 DEADLINE_S = 60
 TAIL_LINES = 30
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "examples/python")]

@@ -7,12 +7,13 @@ use prost::Message;
 use ringway_proto::ringway::v1 as session;
 use ringway_proto::tensorflow as tf;
 use ringway_topology::{HostId, Incarnation, TaskId};
-use tonic::Status;
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
+use tonic::{Request, Status};
 
 use crate::core::coordination::errors::{Code, Origin, Refusal};
 use crate::core::coordination::groups::{GroupMember, GroupTable};
 use crate::core::coordination::losses::{Evidence, Loss};
-use crate::core::coordination::request::{Device, Process, State, TaskStatus, Value};
+use crate::core::coordination::request::{Device, Life, Process, State, TaskStatus, Value};
 
 mod xla;
 
@@ -30,20 +31,25 @@ struct StatusDetails {
 
 /// A refusal as a gRPC status, with details for TensorFlow's clients.
 pub(super) fn status(refusal: &Refusal) -> Status {
-    let payload = match &refusal.origin {
-        Origin::Call => (SERVICE_ERROR_KEY, tf::CoordinationServiceError::default().encode_to_vec()),
-        Origin::Task { .. } => (SERVICE_ERROR_KEY, error_payload(refusal).encode_to_vec()),
-        Origin::Barrier { id, counter } => (
-            BARRIER_ERROR_KEY,
-            tf::BarrierError { barrier_id: id.clone(), counter: *counter }.encode_to_vec(),
-        ),
+    let barrier = match &refusal.origin {
+        Origin::Call | Origin::Task { .. } => None,
+        Origin::Barrier { id, counter } => {
+            let error = tf::BarrierError { barrier_id: id.clone(), counter: *counter };
+            Some((BARRIER_ERROR_KEY, error.encode_to_vec()))
+        }
     };
-    with_payload(refusal.code, &refusal.message, payload.0, payload.1)
+    let general = (SERVICE_ERROR_KEY, error_payload(refusal).encode_to_vec());
+    with_payloads(refusal.code, &refusal.message, barrier.into_iter().chain([general]))
 }
 
 /// A gRPC status with details as TensorFlow's and XLA's clients read them.
-fn with_payload(code: Code, message: &str, key: &str, payload: Vec<u8>) -> Status {
-    let details = StatusDetails { payloads: BTreeMap::from([(key.to_owned(), payload)]) };
+fn with_payloads(
+    code: Code,
+    message: &str,
+    payloads: impl IntoIterator<Item = (&'static str, Vec<u8>)>,
+) -> Status {
+    let payloads = payloads.into_iter().map(|(key, payload)| (key.to_owned(), payload)).collect();
+    let details = StatusDetails { payloads };
     let code = tonic::Code::from_i32(code.number());
     Status::with_details(code, message, details.encode_to_vec().into())
 }
@@ -66,6 +72,44 @@ pub(super) fn error_payload(refusal: &Refusal) -> tf::CoordinationServiceError {
 
 fn invalid(error: impl std::fmt::Display) -> Status {
     Status::invalid_argument(error.to_string())
+}
+
+/// Names the life of a task that a call comes from, in the metadata of TensorFlow's services, which have no field for it:
+/// the task as "job:index".
+const TASK_METADATA: &str = "ringway-task";
+/// The other half: its incarnation, in decimal.
+const INCARNATION_METADATA: &str = "ringway-incarnation";
+
+/// Puts the life of a task that a call comes from into its metadata.
+pub(super) fn sign(life: &Life, metadata: &mut MetadataMap) {
+    let words = [
+        (TASK_METADATA, format!("{}:{}", life.task.job(), life.task.index())),
+        (INCARNATION_METADATA, life.incarnation.0.to_string()),
+    ];
+    for (key, word) in words {
+        // Names of jobs and numbers are ASCII.
+        if let Ok(word) = word.parse::<MetadataValue<Ascii>>() {
+            metadata.insert(key, word);
+        }
+    }
+}
+
+/// A request, and the life of a task that it comes from, if its metadata says so.
+pub(super) fn signed<T>(request: Request<T>) -> Result<(Option<Life>, T), Status> {
+    let word = |key| request.metadata().get(key).map(|word| word.to_str().unwrap_or_default());
+    let life = match (word(TASK_METADATA), word(INCARNATION_METADATA)) {
+        (Some(task), Some(incarnation)) => {
+            let parts = task.rsplit_once(':').and_then(|(job, index)| Some((job, index.parse().ok()?)));
+            let (job, index) =
+                parts.ok_or_else(|| invalid(format!("{TASK_METADATA}: {task:?} is no task")))?;
+            let number = incarnation.parse();
+            let number = number
+                .map_err(|_| invalid(format!("{INCARNATION_METADATA}: {incarnation:?} is no number")))?;
+            Some(Life { task: TaskId::new(job, index).map_err(invalid)?, incarnation: Incarnation(number) })
+        }
+        _ => None,
+    };
+    Ok((life, request.into_inner()))
 }
 
 /// A task as TensorFlow names it.

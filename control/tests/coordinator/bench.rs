@@ -75,7 +75,7 @@ impl Bench {
     pub(crate) fn ask(&mut self, request: Request) -> ReplyTo {
         self.next += 1;
         let reply = ReplyTo(self.next);
-        self.event(Event::Ask { reply, request });
+        self.event(Event::Ask { reply, from: None, request });
         reply
     }
 
@@ -145,6 +145,7 @@ pub(crate) fn barrier(id: &str, source: u32, tasks: &[u32]) -> Request {
     Request::Barrier(BarrierCall {
         id: id.to_owned(),
         counter: 0,
+        counted: false,
         timeout: Duration::from_secs(5),
         tasks: tasks.iter().map(|&index| worker(index)).collect(),
         source: worker(source),

@@ -2,6 +2,8 @@
 
 mod bench;
 mod groups;
+mod together;
+mod waits;
 
 use bench::*;
 use std::collections::BTreeMap;
@@ -146,6 +148,7 @@ fn a_barrier_that_cannot_be_fails_for_all() {
     let none = Request::Barrier(BarrierCall {
         id: "b".to_owned(),
         counter: 0,
+        counted: false,
         timeout: Duration::ZERO,
         tasks: Vec::new(),
         source: worker(0),

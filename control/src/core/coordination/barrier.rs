@@ -4,6 +4,9 @@
 //! - B2. Its result never changes: once it has passed or failed, every later call gets that answer at once.
 //! - B3. It ends at its deadline, which the first call sets, at the latest.
 //! - B4. All callers name the same tasks; otherwise it fails.
+//! - B5. Where callers count the uses of an id, one use is under way at a time, and the next follows the last. A call for
+//!   another use shows that tasks are out of step: it is refused, and what is under way fails. A life that began after
+//!   the last use has not counted yet, and takes part in the one that comes.
 //!
 //! Ended barriers are remembered up to a limit, the oldest forgotten first; a call to a forgotten one begins it anew
 //! and fails at its deadline.
@@ -43,12 +46,33 @@ pub(super) struct Call {
 }
 
 #[derive(Debug)]
-struct Open {
+pub(super) struct Open {
     tasks: Arc<[Slot]>,
     arrived: BTreeSet<Slot>,
     waiting: Vec<ReplyTo>,
     timeout: Duration,
-    deadline: Time,
+    pub(super) since: Time,
+    pub(super) deadline: Time,
+}
+
+impl Open {
+    /// The tasks that have come, and those that have not, in order.
+    pub(super) fn split(&self) -> (Vec<Slot>, Vec<Slot>) {
+        self.tasks.iter().partition(|slot| self.arrived.contains(slot))
+    }
+}
+
+/// How a barrier ended, and when.
+#[derive(Debug)]
+struct Ended {
+    result: Result<(), Refusal>,
+    at: Time,
+}
+
+impl Ended {
+    fn answer(&self, key: &Key) -> Answer {
+        Answer::Now(self.result.clone().map(|()| Reply::Barrier { counter: key.counter }))
+    }
 }
 
 /// All barriers of the service.
@@ -56,10 +80,12 @@ struct Open {
 pub(super) struct Barriers {
     open: BTreeMap<Key, Open>,
     deadlines: BTreeSet<(Time, Key)>,
-    ended: BTreeMap<Key, Result<(), Refusal>>,
+    ended: BTreeMap<Key, Ended>,
     oldest: VecDeque<Key>,
     open_limit: usize,
     ended_limit: usize,
+    /// When the machine was last told the time.
+    now: Time,
 }
 
 impl Barriers {
@@ -72,7 +98,49 @@ impl Barriers {
             oldest: VecDeque::new(),
             open_limit,
             ended_limit,
+            now: Time::ZERO,
         }
+    }
+
+    /// The barriers under way.
+    pub(super) fn open(&self) -> impl Iterator<Item = (&Key, &Open)> {
+        self.open.iter()
+    }
+
+    /// What time it is: ends are dated by it.
+    pub(super) fn tick(&mut self, now: Time) {
+        self.now = now;
+    }
+
+    /// Which use of an id a caller that counts them means; its life began at `began` (B5).
+    pub(super) fn instance(&mut self, key: Key, began: Time, out: &mut Vec<Effect>) -> Result<Key, Refusal> {
+        let uses = |counter| Key { id: key.id.clone(), counter };
+        let all = || (uses(i64::MIN), uses(i64::MAX));
+        let last =
+            self.ended.range(all().0..=all().1).next_back().map(|(last, ended)| (last.counter, ended.at));
+        let open = self.open.range(all().0..=all().1).next().map(|(open, _)| open.counter);
+        let fresh = last.is_some_and(|(_, at)| at < began) && key.counter == 0;
+        let expected = match (open, last) {
+            (Some(open), _) => open,
+            (None, Some((last, _))) => last.saturating_add(1),
+            (None, None) => return Ok(key),
+        };
+        if key.counter == expected || (!fresh && self.ended.contains_key(&key)) {
+            return Ok(key);
+        }
+        if fresh {
+            return Ok(uses(expected));
+        }
+        let message = format!(
+            "barrier {:?} is at its use {expected} and was called for use {}: the caller was restarted, or tasks call it \
+             different numbers of times",
+            key.id, key.counter
+        );
+        let error = Refusal::new(Code::Internal, message).from(uses(expected).origin());
+        if open.is_some() {
+            self.end(&uses(expected), Err(error.clone()), out);
+        }
+        Err(error)
     }
 
     /// A task is at a barrier.
@@ -84,8 +152,8 @@ impl Barriers {
         out: &mut Vec<Effect>,
     ) -> Answer {
         let Call { key, source, tasks, timeout, to } = call;
-        if let Some(result) = self.ended.get(&key) {
-            return Answer::Now(result.clone().map(|()| Reply::Barrier { counter: key.counter }));
+        if let Some(ended) = self.ended.get(&key) {
+            return ended.answer(&key);
         }
         if !self.open.contains_key(&key) {
             if self.open.len() >= self.open_limit {
@@ -100,6 +168,7 @@ impl Barriers {
                 arrived: BTreeSet::new(),
                 waiting: Vec::new(),
                 timeout,
+                since: now,
                 deadline,
             };
             self.open.insert(key.clone(), open);
@@ -119,8 +188,8 @@ impl Barriers {
 
     /// A barrier that cannot be: it fails, for those who wait and for all who come.
     pub(super) fn refuse(&mut self, key: Key, error: Refusal, out: &mut Vec<Effect>) -> Answer {
-        if let Some(result) = self.ended.get(&key) {
-            return Answer::Now(result.clone().map(|()| Reply::Barrier { counter: key.counter }));
+        if let Some(ended) = self.ended.get(&key) {
+            return ended.answer(&key);
         }
         let error = error.from(key.origin());
         self.end(&key, Err(error.clone()), out);
@@ -134,12 +203,16 @@ impl Barriers {
         source: &impl std::fmt::Display,
         out: &mut Vec<Effect>,
     ) -> Result<Reply, Refusal> {
-        match self.ended.get(&key) {
+        match self.ended.get(&key).map(|ended| &ended.result) {
             Some(Ok(())) => {
                 let message = format!("barrier {:?} has passed and cannot be cancelled", key.id);
                 Err(Refusal::new(Code::FailedPrecondition, message).from(key.origin()))
             }
-            Some(Err(_)) => Ok(Reply::Done),
+            Some(Err(error)) if error.code == Code::Cancelled => Ok(Reply::Done),
+            Some(Err(error)) => {
+                let message = format!("barrier {:?} has failed already: {error}", key.id);
+                Err(Refusal::new(Code::FailedPrecondition, message).from(key.origin()))
+            }
             None => {
                 let message = format!("barrier {:?} was cancelled by {source}", key.id);
                 let error = Refusal::new(Code::Cancelled, message).from(key.origin());
@@ -210,7 +283,7 @@ impl Barriers {
                 out.push(Effect::Reply { to, result });
             }
         }
-        self.ended.insert(key.clone(), result);
+        self.ended.insert(key.clone(), Ended { result, at: self.now });
         self.oldest.push_back(key.clone());
         while self.oldest.len() > self.ended_limit {
             if let Some(oldest) = self.oldest.pop_front() {

@@ -58,7 +58,21 @@ struct Forming {
     entrants: BTreeMap<Slot, Entrant>,
     secret: [u8; 16],
     timeout: Duration,
+    since: Time,
     deadline: Time,
+}
+
+/// A group that is not full yet.
+pub(super) struct Incomplete {
+    pub(super) name: String,
+    pub(super) since: Time,
+    pub(super) deadline: Time,
+    /// Tasks that have entered, in order.
+    pub(super) here: Vec<Slot>,
+    /// Tasks that have to, in order, where the group is of the whole cluster.
+    pub(super) late: Vec<Slot>,
+    /// How many have to.
+    pub(super) missing: usize,
 }
 
 #[derive(Debug)]
@@ -93,6 +107,24 @@ impl Groups {
         Groups { forming: BTreeMap::new(), made: BTreeMap::new(), limit }
     }
 
+    /// The groups that are not full yet.
+    pub(super) fn incomplete(&self, members: &Membership) -> Vec<Incomplete> {
+        let everyone = members.everyone();
+        let view = |(name, forming): (&String, &Forming)| {
+            let whole = forming.size as usize == everyone.len();
+            let absent = everyone.iter().filter(|slot| whole && !forming.entrants.contains_key(slot));
+            Incomplete {
+                name: name.clone(),
+                since: forming.since,
+                deadline: forming.deadline,
+                here: forming.entrants.keys().copied().collect(),
+                late: absent.copied().collect(),
+                missing: (forming.size as usize).saturating_sub(forming.entrants.len()),
+            }
+        };
+        self.forming.iter().map(view).collect()
+    }
+
     /// A task wants to enter. `next_epoch` is taken when this makes the group.
     pub(super) fn enter(
         &mut self,
@@ -115,6 +147,7 @@ impl Groups {
             entrants: BTreeMap::new(),
             secret: join.fresh_secret,
             timeout,
+            since: now,
             deadline: now + timeout,
         });
         if let Some(error) = forming.conflict(slot, &join) {

@@ -38,7 +38,7 @@ impl Store {
     ) -> Result<Reply, Refusal> {
         let path = self.path(key)?;
         if !overwrite && self.entries.contains_key(&path) {
-            let message = format!("key {path:?} exists already: delete it first, or allow overwriting");
+            let message = format!("key {path:?} already exists: delete it first, or allow overwriting");
             return Err(Refusal::new(Code::AlreadyExists, message));
         }
         self.put(path, Arc::new(value), out)?;
@@ -63,7 +63,10 @@ impl Store {
         let path = self.path(&key)?;
         match self.entries.get(&path) {
             Some(value) => Ok(Reply::Entry { key, value: value.clone() }),
-            None => Err(Refusal::new(Code::NotFound, format!("key {path:?} does not exist"))),
+            None => Err(Refusal::new(
+                Code::NotFound,
+                format!("key {path:?} not found: nobody has written it, or it was deleted"),
+            )),
         }
     }
 

@@ -5,9 +5,10 @@ use std::time::Duration;
 use ringway_topology::{Incarnation, TaskId};
 
 use super::errors::{Code, Origin, Refusal, TaskError, clip};
+use super::gathering::Entrant;
 use super::losses::{Evidence, Loss};
 use super::membership::Slot;
-use super::request::{Effect, Reply, ReplyTo, State};
+use super::request::{Effect, Life, Reply, ReplyTo, State};
 use super::{Answer, Coordinator, Held};
 use crate::core::time::Time;
 
@@ -55,10 +56,45 @@ impl Coordinator {
                     format!("{message}; the old one is dropped, register again"),
                 ));
             }
-            State::Disconnected | State::Error => self.members.connect(slot, incarnation, out),
+            State::Disconnected | State::Error => self.members.connect(now, slot, incarnation, out),
         }
         self.heartbeats.begin(slot, silence, now);
+        self.gather(now, out);
         Ok(Reply::Done)
+    }
+
+    /// A task registers, to be connected when all are there.
+    pub(super) fn register_together(
+        &mut self,
+        now: Time,
+        task: &TaskId,
+        (incarnation, silence): (Incarnation, Option<Duration>),
+        to: ReplyTo,
+        out: &mut Vec<Effect>,
+    ) -> Result<Answer, Refusal> {
+        let slot = self.members.slot(task)?;
+        let member = self.members.get(slot);
+        if self.gathering.is_complete() || member.state != State::Disconnected {
+            let reply = self.register(now, task, incarnation, silence, out)?;
+            self.members.devices(slot, Vec::new(), out);
+            return Ok(Answer::Now(Ok(reply)));
+        }
+        self.members.not_replaced(&Life { task: task.clone(), incarnation })?;
+        let entrant = Entrant { incarnation, silence, callers: vec![to] };
+        self.gathering.enter(now, slot, entrant, &self.members, out);
+        self.gather(now, out);
+        Ok(Answer::Held(Held::Gathering(slot)))
+    }
+
+    /// Connects those who registered together, if all are there.
+    fn gather(&mut self, now: Time, out: &mut Vec<Effect>) {
+        let Some(entrants) = self.gathering.take(&self.members) else { return };
+        for (slot, Entrant { incarnation, silence, callers }) in entrants {
+            self.members.connect(now, slot, incarnation, out);
+            self.members.devices(slot, Vec::new(), out);
+            self.heartbeats.begin(slot, silence, now);
+            out.extend(callers.into_iter().map(|to| Effect::Reply { to, result: Ok(Reply::Done) }));
+        }
     }
 
     pub(super) fn heartbeat(
@@ -68,6 +104,11 @@ impl Coordinator {
         incarnation: Incarnation,
     ) -> Result<Reply, Refusal> {
         let slot = self.members.slot(task)?;
+        let member = self.members.get(slot);
+        if member.state == State::Disconnected && member.incarnation == incarnation && incarnation.0 != 0 {
+            // It was on the way when the task left.
+            return Ok(Reply::Done);
+        }
         self.members.connected_as(slot, incarnation)?;
         self.heartbeats.beat(slot, now);
         Ok(Reply::Done)
@@ -130,6 +171,14 @@ impl Coordinator {
         let error = Refusal::new(Code::FailedPrecondition, message).from(self.origin(slot, false));
         self.groups.lose(slot, &error, out);
         self.alive.settle(&self.members, out);
+        self.emptied();
+    }
+
+    /// Those who come when nobody is left come together again (A2).
+    fn emptied(&mut self) {
+        if self.members.connected_count() == 0 {
+            self.gathering.reopen();
+        }
     }
 
     /// A task is lost: everybody who has to do with it is told.
@@ -177,6 +226,7 @@ impl Coordinator {
         for to in self.departure.lose(slot) {
             out.push(Effect::Reply { to, result: Err(error.clone()) });
         }
+        self.emptied();
     }
 
     /// The process of a task has ended: whatever the task was doing, it will not go on, nor come later.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ringway_topology::{Incarnation, TaskId};
 
 use super::errors::{Code, Refusal, list};
-use super::request::{Device, Effect, Process, Reply, ReplyTo, State, TaskStatus};
+use super::request::{Device, Effect, Life, Process, Reply, ReplyTo, State, TaskStatus};
 use crate::core::time::Time;
 
 /// Earlier lives of a task that are remembered.
@@ -23,6 +23,8 @@ pub(super) struct Member {
     pub(super) task: TaskId,
     pub(super) state: State,
     pub(super) incarnation: Incarnation,
+    /// When that life was connected.
+    pub(super) began: Time,
     /// Earlier lives, the latest last, so that what they still have under way is recognised.
     pub(super) past: VecDeque<Incarnation>,
     pub(super) error: Option<Refusal>,
@@ -54,6 +56,8 @@ pub(super) struct Membership {
     /// The tasks that will not come any more as they are, and why; a new life of one takes it off.
     gone: BTreeMap<Slot, String>,
     everyone: Arc<[Slot]>,
+    /// Tasks whose devices are known.
+    known: usize,
     waiting: Vec<ReplyTo>,
     wait_deadline: Option<Time>,
 }
@@ -82,6 +86,7 @@ impl Membership {
             failed: BTreeSet::new(),
             gone: BTreeMap::new(),
             everyone,
+            known: 0,
             waiting: Vec::new(),
             wait_deadline: None,
         }
@@ -130,6 +135,25 @@ impl Membership {
         }
     }
 
+    /// Whether the task is connected.
+    pub(super) fn is_connected(&self, slot: Slot) -> bool {
+        self.get(slot).state == State::Connected
+    }
+
+    /// Refuses a life of a task in whose place there is another (C4).
+    pub(super) fn not_replaced(&self, life: &Life) -> Result<(), Refusal> {
+        let member = self.get(self.slot(&life.task)?);
+        let other = member.state == State::Connected && member.incarnation != life.incarnation;
+        if !other && !member.past.contains(&life.incarnation) {
+            return Ok(());
+        }
+        let message = format!(
+            "incarnation {} of {} was replaced by {}: this process must end",
+            life.incarnation, member.task, member.incarnation
+        );
+        Err(Refusal::new(Code::Aborted, message))
+    }
+
     /// What is known of the task.
     pub(super) fn get(&self, slot: Slot) -> &Member {
         &self.members[slot.0 as usize]
@@ -152,7 +176,7 @@ impl Membership {
 
     /// Connected tasks, in order.
     pub(super) fn connected(&self) -> impl Iterator<Item = Slot> + '_ {
-        self.everyone.iter().copied().filter(|&slot| self.get(slot).state == State::Connected)
+        self.everyone.iter().copied().filter(|&slot| self.is_connected(slot))
     }
 
     /// How many tasks are connected.
@@ -192,8 +216,8 @@ impl Membership {
         } else {
             self.failed.remove(&slot);
         }
-        if state != State::Connected {
-            member.devices = None;
+        if state != State::Connected && member.devices.take().is_some() {
+            self.known -= 1;
         }
         self.connected -= u32::from(before == State::Connected);
         self.connected += u32::from(state == State::Connected);
@@ -211,9 +235,10 @@ impl Membership {
     }
 
     /// A task begins a life.
-    pub(super) fn connect(&mut self, slot: Slot, incarnation: Incarnation, out: &mut Vec<Effect>) {
+    pub(super) fn connect(&mut self, now: Time, slot: Slot, incarnation: Incarnation, out: &mut Vec<Effect>) {
         self.gone.remove(&slot);
         let member = self.get_mut(slot);
+        member.began = now;
         let before = std::mem::replace(&mut member.incarnation, incarnation);
         if before != incarnation && before != Incarnation::default() {
             member.past.push_back(before);
@@ -271,14 +296,32 @@ impl Membership {
         deadline: Time,
         out: &mut Vec<Effect>,
     ) {
-        self.get_mut(slot).devices = Some(devices);
         self.waiting.push(to);
-        if self.members.iter().all(|member| member.devices.is_some()) {
+        self.wait_deadline.get_or_insert(deadline);
+        self.devices(slot, devices, out);
+    }
+
+    /// The task's devices are known now.
+    pub(super) fn devices(&mut self, slot: Slot, devices: Vec<Device>, out: &mut Vec<Effect>) {
+        self.known += usize::from(self.get(slot).devices.is_none());
+        self.get_mut(slot).devices = Some(devices);
+        if self.known == self.members.len() && !self.waiting.is_empty() {
             let all = self.members.iter().flat_map(|member| member.devices.iter().flatten().cloned());
             let devices = Arc::new(all.collect::<Vec<_>>());
             self.end_wait(Ok(Reply::Devices(devices)), out);
-        } else {
-            self.wait_deadline.get_or_insert(deadline);
+        }
+    }
+
+    /// Tasks whose devices are not known, in order.
+    pub(super) fn without_devices(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.everyone.iter().copied().filter(|&slot| self.get(slot).devices.is_none())
+    }
+
+    /// Sends everybody away, since the service ends.
+    pub(super) fn stop(&mut self, error: &Refusal, out: &mut Vec<Effect>) {
+        self.fail_wait(error, out);
+        for to in self.jobs.values_mut().flat_map(|job| job.watchers.drain(..)) {
+            out.push(Effect::Reply { to, result: Err(error.clone()) });
         }
     }
 
@@ -332,6 +375,7 @@ impl Member {
             task,
             state: State::Disconnected,
             incarnation: Incarnation::default(),
+            began: Time::ZERO,
             past: VecDeque::new(),
             error: None,
             process: None,

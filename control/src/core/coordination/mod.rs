@@ -7,19 +7,21 @@
 //! - C1. Every request is answered exactly once, or its caller goes ([`Event::Gone`]) before.
 //! - C2. A call that waits ends: by its own deadline, by the loss of what it waits for, or by its caller's going.
 //! - C3. A task that is silent for the heartbeat limit is announced as lost within one tick more.
-//! - C4. A late message that says which life of a task it is of changes nothing once that life was replaced. A life that
-//!   was never registered cannot be known to be older.
+//! - C4. A late message that says which life of a task it is of changes nothing once that life was replaced, whatever it
+//!   asks. A life that was never registered cannot be known to be older.
 //! - C5. Silence counts only while the coordinator itself runs: when it was stopped, nobody else is blamed.
 
 pub mod errors;
 pub mod groups;
 pub mod losses;
 pub mod request;
+pub mod waits;
 
 mod alive;
 mod barrier;
 mod config;
 mod departure;
+mod gathering;
 mod heartbeat;
 mod kv;
 mod lives;
@@ -29,19 +31,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringway_topology::TaskId;
+use ringway_topology::{Incarnation, TaskId};
 
 use self::alive::AliveRounds;
 use self::barrier::{Barriers, Call, Key};
 pub use self::config::{BARRIER_TIMEOUT_LIMIT, CoordinatorConfig, Limits};
 use self::departure::Departure;
 use self::errors::{Code, ErrorFeed, Refusal, list};
+use self::gathering::Gathering;
 use self::groups::{Entry, Groups};
 use self::heartbeat::Heartbeats;
 use self::kv::Store;
 use self::losses::{Evidence, Losses};
 use self::membership::{Membership, Slot};
-use self::request::{BarrierCall, Effect, Event, Join, Process, Reply, ReplyTo, Request, WatchId};
+use self::request::{
+    BarrierCall, Effect, Event, Join, Life, Process, Reply, ReplyTo, Request, State, WatchId,
+};
 use super::machine::Machine;
 use super::time::Time;
 
@@ -56,6 +61,7 @@ enum Answer {
 /// Where a caller waits.
 #[derive(Debug)]
 enum Held {
+    Gathering(Slot),
     Everyone,
     Key(String),
     Barrier(Key),
@@ -64,6 +70,15 @@ enum Held {
     Job(String),
     Group(String),
     Departure(Slot),
+}
+
+/// A caller that waits.
+#[derive(Debug)]
+struct Caller {
+    held: Held,
+    since: Time,
+    /// Its task, if it said so.
+    of: Option<Slot>,
 }
 
 /// The coordination service, as a machine.
@@ -79,7 +94,8 @@ pub struct Coordinator {
     groups: Groups,
     losses: Losses,
     departure: Departure,
-    held: BTreeMap<ReplyTo, Held>,
+    gathering: Gathering,
+    held: BTreeMap<ReplyTo, Caller>,
     /// Of the latest group or loss.
     epoch: u64,
     /// When the coordinator last ran.
@@ -102,6 +118,7 @@ impl Coordinator {
             groups: Groups::new(limits.groups),
             losses: Losses::new(config.reconnect_grace),
             departure: Departure::new(config.shutdown_timeout),
+            gathering: Gathering::new(config.register_timeout),
             held: BTreeMap::new(),
             epoch: 0,
             awake: Time::ZERO,
@@ -129,21 +146,26 @@ impl Coordinator {
             self.heartbeats.forgive(asleep, now);
         }
         self.awake = now;
+        self.barriers.tick(now);
     }
 
-    fn ask(&mut self, now: Time, to: ReplyTo, request: Request, out: &mut Vec<Effect>) {
+    fn ask(&mut self, now: Time, to: ReplyTo, from: Option<Life>, request: Request, out: &mut Vec<Effect>) {
+        let source = from.as_ref().map(|life| &life.task).or(request.source());
+        let of = source.and_then(|task| self.members.slot(task).ok());
         let answer = if self.stopped {
             Answer::Now(Err(stopping()))
         } else if self.held.len() >= self.config.limits.waiting {
             let message = format!("{} callers wait already, the limit: try again later", self.held.len());
             Answer::Now(Err(Refusal::new(Code::ResourceExhausted, message)))
         } else {
-            self.dispatch(now, to, request, out).unwrap_or_else(|error| Answer::Now(Err(error)))
+            let current = from.as_ref().map_or(Ok(()), |life| self.members.not_replaced(life));
+            let answer = current.and_then(|()| self.dispatch(now, to, request, out));
+            answer.unwrap_or_else(|error| Answer::Now(Err(error)))
         };
         match answer {
             Answer::Now(result) => out.push(Effect::Reply { to, result }),
             Answer::Held(held) => {
-                self.held.insert(to, held);
+                self.held.insert(to, Caller { held, since: now, of });
             }
         }
     }
@@ -158,6 +180,9 @@ impl Coordinator {
         let result = match request {
             Request::Register { task, incarnation, silence } => {
                 self.register(now, &task, incarnation, silence, out)
+            }
+            Request::RegisterTogether { task, incarnation, silence } => {
+                return self.register_together(now, &task, (incarnation, silence), to, out);
             }
             Request::Heartbeat { task, incarnation } => self.heartbeat(now, &task, incarnation),
             Request::WaitForAll { task, devices } => {
@@ -205,6 +230,7 @@ impl Coordinator {
                 out.push(Effect::Blamed { reporter, cause });
                 Ok(Reply::Done)
             }
+            Request::Waits { names } => Ok(Reply::Waits { waits: self.waits(names), now }),
             Request::Watch { watch, process, since_epoch } => self.watch(watch, process, since_epoch, out),
         };
         Ok(Answer::Now(result))
@@ -217,7 +243,7 @@ impl Coordinator {
         to: ReplyTo,
         out: &mut Vec<Effect>,
     ) -> Result<Answer, Refusal> {
-        let BarrierCall { id, counter, timeout, tasks, source } = call;
+        let BarrierCall { id, counter, counted, timeout, tasks, source } = call;
         let source = self.connected(&source)?;
         self.name_fits("barrier", &id)?;
         if timeout.is_zero() || timeout > BARRIER_TIMEOUT_LIMIT {
@@ -226,7 +252,14 @@ impl Coordinator {
             );
             return Err(Refusal::new(Code::InvalidArgument, message));
         }
-        let key = Key { id: id.into(), counter };
+        let mut key = Key { id: id.into(), counter };
+        if counted {
+            let began = self.members.get(source).began;
+            match self.barriers.instance(key, began, out) {
+                Ok(instance) => key = instance,
+                Err(error) => return Ok(Answer::Now(Err(error))),
+            }
+        }
         let tasks = match self.set_of(&tasks) {
             Ok(tasks) => tasks,
             Err(error) => return Ok(self.barriers.refuse(key, error, out)),
@@ -273,7 +306,13 @@ impl Coordinator {
     }
 
     fn poll_for_error(&mut self, task: &TaskId, to: ReplyTo) -> Result<Answer, Refusal> {
-        let slot = self.connected(task)?;
+        let slot = self.members.slot(task)?;
+        let member = self.members.get(slot);
+        if member.state == State::Disconnected && member.incarnation != Incarnation::default() {
+            // Its call was on the way when it left.
+            return Err(Refusal::new(Code::Cancelled, "the task has left the cluster"));
+        }
+        self.members.connected_as(slot, member.incarnation)?;
         if let Some((_, error)) = self.members.first_error(&self.members.everyone()) {
             return Err(error);
         }
@@ -327,8 +366,9 @@ impl Coordinator {
     }
 
     fn gone(&mut self, now: Time, reply: ReplyTo) {
-        match self.held.remove(&reply) {
+        match self.held.remove(&reply).map(|caller| caller.held) {
             None => {}
+            Some(Held::Gathering(slot)) => self.gathering.forget(slot, reply),
             Some(Held::Everyone) => self.members.forget_wait(reply),
             Some(Held::Key(path)) => self.store.forget(&path, reply),
             Some(Held::Barrier(key)) => self.barriers.forget(&key, reply),
@@ -349,7 +389,8 @@ impl Coordinator {
         self.stopped = true;
         let error = stopping();
         self.losses.stop(out);
-        self.members.fail_wait(&error, out);
+        self.members.stop(&error, out);
+        self.gathering.stop(&error, out);
         self.barriers.stop(&error, out);
         self.store.stop(&error, out);
         self.alive.stop(&error, out);
@@ -382,7 +423,7 @@ impl Machine for Coordinator {
         self.wake(now);
         let from = out.len();
         match event {
-            Event::Ask { reply, request } => self.ask(now, reply, request, out),
+            Event::Ask { reply, from, request } => self.ask(now, reply, from, request, out),
             Event::Gone { reply } => self.gone(now, reply),
             Event::WatchBroken { watch } => self.losses.broken(watch, now),
             Event::ProcessEnded { task, how } => self.process_ended(&task, how, out),
@@ -410,6 +451,7 @@ impl Machine for Coordinator {
         self.barriers.expire(now, &self.members, out);
         self.groups.expire(now, &self.members, out);
         self.members.expire_wait(now, self.config.register_timeout, out);
+        self.gathering.expire(now, &self.members, out);
         self.depart(now, out);
         self.settle(&out[from..]);
     }
@@ -424,6 +466,7 @@ impl Machine for Coordinator {
             self.groups.deadline(),
             self.members.deadline(),
             self.departure.deadline(),
+            self.gathering.deadline(),
         ];
         parts.into_iter().flatten().min()
     }

@@ -10,6 +10,8 @@ use ringway_topology::{HostId, Incarnation, TaskId};
 use super::errors::{Refusal, TaskError};
 use super::groups::GroupTable;
 use super::losses::Loss;
+use super::waits::Wait;
+use crate::core::time::Time;
 
 /// Names a caller that waits for an answer. The driver gives each request a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -51,6 +53,15 @@ pub struct Process {
     pub pid: u32,
 }
 
+/// Which life of a task a call comes from, where its caller says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// The task.
+    pub task: TaskId,
+    /// Which life of it.
+    pub incarnation: Incarnation,
+}
+
 /// A caller's wish to enter a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
@@ -79,6 +90,8 @@ pub struct BarrierCall {
     pub id: String,
     /// Which use of the id; the first is 0.
     pub counter: i64,
+    /// The caller counts the uses of an id, so that a use which it cannot have been part of is none of its own.
+    pub counted: bool,
     /// Counted from the first call.
     pub timeout: Duration,
     /// The tasks that take part; none named means every task of the cluster.
@@ -92,6 +105,8 @@ pub struct BarrierCall {
 pub enum Request {
     /// Connect a task. `silence` is how long it may be silent, where that is not for the service to say.
     Register { task: TaskId, incarnation: Incarnation, silence: Option<Duration> },
+    /// The same, answered when all tasks of the cluster are connected, which they become together.
+    RegisterTogether { task: TaskId, incarnation: Incarnation, silence: Option<Duration> },
     /// The task is alive.
     Heartbeat { task: TaskId, incarnation: Incarnation },
     /// Answer when all tasks have asked this.
@@ -132,8 +147,41 @@ pub enum Request {
     ReportLoss { reporter: TaskId, incarnation: Incarnation, lost: TaskId, seen: Incarnation, detail: String },
     /// A task fails because of another.
     Blame { reporter: TaskId, incarnation: Incarnation, cause: TaskId },
+    /// Who waits for what, and for whom; at most so many tasks are named in each list.
+    Waits { names: usize },
     /// Open a stream of notices under the given name.
     Watch { watch: WatchId, process: Process, since_epoch: u64 },
+}
+
+impl Request {
+    /// The task that asks, where the request itself says so.
+    #[must_use]
+    pub fn source(&self) -> Option<&TaskId> {
+        match self {
+            Request::Register { task, .. }
+            | Request::RegisterTogether { task, .. }
+            | Request::Heartbeat { task, .. }
+            | Request::WaitForAll { task, .. }
+            | Request::Shutdown { task }
+            | Request::ReportError { task, .. }
+            | Request::PollForError { task } => Some(task),
+            Request::Barrier(call) => Some(&call.source),
+            Request::CancelBarrier { source, .. } | Request::AliveTasks { source, .. } => Some(source),
+            Request::Join(join) => Some(&join.process.task),
+            Request::ReportLoss { reporter, .. } | Request::Blame { reporter, .. } => Some(reporter),
+            Request::Watch { process, .. } => Some(&process.task),
+            Request::Reset { .. }
+            | Request::TaskStates { .. }
+            | Request::WatchJob { .. }
+            | Request::Insert { .. }
+            | Request::Get { .. }
+            | Request::TryGet { .. }
+            | Request::Increment { .. }
+            | Request::GetDirectory { .. }
+            | Request::Delete { .. }
+            | Request::Waits { .. } => None,
+        }
+    }
 }
 
 /// How a task is.
@@ -181,6 +229,8 @@ pub enum Reply {
     Alive(Vec<(TaskId, Incarnation)>),
     /// The group.
     Group(Arc<GroupTable>),
+    /// Who waits, the longest first, and what time it is.
+    Waits { waits: Vec<Wait>, now: Time },
 }
 
 /// What a stream of notices carries.
@@ -195,8 +245,8 @@ pub enum Notice {
 /// What happens to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Somebody asks.
-    Ask { reply: ReplyTo, request: Request },
+    /// Somebody asks, and may say which life of a task it is.
+    Ask { reply: ReplyTo, from: Option<Life>, request: Request },
     /// A caller that waited has gone.
     Gone { reply: ReplyTo },
     /// A stream of notices ended from the other side.

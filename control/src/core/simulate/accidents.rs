@@ -163,6 +163,7 @@ impl World {
         self.calls.insert(to, CallInfo { index, life, purpose: Purpose::Probe { index, life, why } });
         self.coordinator_gets(Event::Ask {
             reply: to,
+            from: None,
             request: Request::TaskStates { tasks: vec![task(index)] },
         })
     }

@@ -79,7 +79,7 @@ impl Checks {
     ) -> Result<Vec<Arc<Loss>>, String> {
         let mut new = Vec::new();
         let expected = match event {
-            Some(Event::Ask { reply, request }) => {
+            Some(Event::Ask { reply, request, .. }) => {
                 self.ask(now, *reply, request, refused(*reply, effects))?
             }
             Some(Event::Gone { reply }) => {
@@ -121,7 +121,8 @@ impl Checks {
         request: &Request,
         refused: bool,
     ) -> Result<Vec<(ReplyTo, Expected)>, String> {
-        let store = self.model.ask(to, request);
+        // A life that was replaced changes nothing.
+        let store = if refused { None } else { self.model.ask(to, request) };
         let asked = match request {
             Request::Barrier(call) if !refused => {
                 let barrier = self.barriers.entry(call.id.clone()).or_default();

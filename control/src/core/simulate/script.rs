@@ -132,7 +132,14 @@ pub(super) fn request(step: &Step, tasks: u32, process: &Process, random: &mut R
         Step::Barrier { id, everyone } => {
             let members =
                 if everyone { Vec::new() } else { (0..tasks).filter(|&i| takes_part(i)).map(task).collect() };
-            Request::Barrier(BarrierCall { id, counter: 0, timeout: BARRIER_TIMEOUT, tasks: members, source })
+            Request::Barrier(BarrierCall {
+                id,
+                counter: 0,
+                counted: false,
+                timeout: BARRIER_TIMEOUT,
+                tasks: members,
+                source,
+            })
         }
         Step::Alive => Request::AliveTasks { source, tasks: Vec::new() },
     }

@@ -9,13 +9,13 @@ use ringway_topology::{Incarnation, TaskId};
 use super::accidents::{Accident, SPREAD, judge};
 use super::check::Checks;
 use super::random::Random;
-use super::script::{CALL_LIMIT, REGISTER_TIMEOUT};
+use super::script::{CALL_LIMIT, REGISTER_TIMEOUT, task};
 use super::tasks::{Life, Task};
 use super::{Report, Scenario, Violation};
 use crate::core::agent::{self, Failure};
 use crate::core::coordination::errors::Refusal;
 use crate::core::coordination::losses::{Evidence, Loss};
-use crate::core::coordination::request::{Effect, Event, Notice, Reply, ReplyTo, Request, WatchId};
+use crate::core::coordination::request::{self, Effect, Event, Notice, Reply, ReplyTo, Request, WatchId};
 use crate::core::coordination::{Coordinator, CoordinatorConfig};
 use crate::core::machine::Machine;
 use crate::core::time::Time;
@@ -292,7 +292,7 @@ impl World {
 
     fn happen(&mut self, happening: Happening) -> Outcome {
         match happening {
-            Happening::Arrive { to, request } => self.coordinator_gets(Event::Ask { reply: to, request }),
+            Happening::Arrive { to, request } => self.coordinator_gets(self.asked(to, request)),
             Happening::Gone { to } => self.coordinator_gets(Event::Gone { reply: to }),
             Happening::Broken { watch } => self.coordinator_gets(Event::WatchBroken { watch }),
             Happening::Answer { to, result } => self.answered(to, Ok(result)),
@@ -341,7 +341,7 @@ impl World {
         if self.coordinator_stopped_until > self.now {
             let until = self.coordinator_stopped_until;
             let again = match event {
-                Event::Ask { reply, request } => Happening::Arrive { to: reply, request },
+                Event::Ask { reply, request, .. } => Happening::Arrive { to: reply, request },
                 Event::Gone { reply } => Happening::Gone { to: reply },
                 Event::WatchBroken { watch } => Happening::Broken { watch },
                 // The launcher is stopped with it; nobody stops the service in this world.
@@ -358,6 +358,14 @@ impl World {
         self.after_coordinator(Some(&event), effects)
     }
 
+    /// A request as it arrives: with the life of the task that sent it.
+    fn asked(&self, to: ReplyTo, asked: Request) -> Event {
+        let life = |call: &CallInfo| request::Life { task: task(call.index), incarnation: call.life };
+        // Probes ask for nobody.
+        let calls = self.calls.get(&to).filter(|call| !matches!(call.purpose, Purpose::Probe { .. }));
+        Event::Ask { reply: to, from: calls.map(life), request: asked }
+    }
+
     fn after_coordinator(&mut self, event: Option<&Event>, effects: Vec<Effect>) -> Outcome {
         for loss in self.checks.step(self.now, event, &effects)? {
             if loss.evidence == Evidence::Restart && self.is_blamed_on_the_past(&loss, event) {
@@ -365,7 +373,7 @@ impl World {
             }
             self.later(SPREAD, Happening::Heard { loss, since: self.now });
         }
-        if let Some(Event::Ask { reply, request: Request::Register { task, incarnation, .. } }) = event
+        if let Some(Event::Ask { reply, request: Request::Register { task, incarnation, .. }, .. }) = event
             && effects.contains(&Effect::Reply { to: *reply, result: Ok(Reply::Done) })
         {
             self.registered.insert((task.clone(), *incarnation));

@@ -7,17 +7,30 @@ use ringway_proto::ringway::v1::session_setup_client::SessionSetupClient;
 use ringway_proto::tensorflow as tf;
 use ringway_proto::tensorflow::coordination_service_client::CoordinationServiceClient;
 use ringway_topology::{Incarnation, TaskId};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
 use super::Agent;
 use super::errors::{BarrierError, JoinError, ReportError, StoreError};
 use crate::core::coordination::groups::GroupTable;
-use crate::core::coordination::request::Process;
+use crate::core::coordination::request::{Life, Process};
 use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
 
 /// Time that a call gets beyond the wait that it asks for, so that the coordinator's own answer, which names who is
 /// missing, comes first.
 const MARGIN: Duration = Duration::from_secs(2);
+
+/// Says of which life of a task each call is, so that none of a life that was replaced has an effect.
+#[derive(Clone)]
+struct Signature(Life);
+
+impl Interceptor for Signature {
+    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+        convert::sign(&self.0, request.metadata_mut());
+        Ok(request)
+    }
+}
 
 /// A wish to enter a group.
 #[derive(Clone, Debug)]
@@ -231,8 +244,10 @@ impl Agent {
         self.run(limit, call).map_err(|failure| StoreError::new(key, &self.address, &failure))
     }
 
-    fn coordination(&self) -> CoordinationServiceClient<Channel> {
-        CoordinationServiceClient::new(self.channel.clone())
+    fn coordination(&self) -> CoordinationServiceClient<InterceptedService<Channel, Signature>> {
+        let process = &self.process;
+        let signature = Signature(Life { task: process.task.clone(), incarnation: process.incarnation });
+        CoordinationServiceClient::with_interceptor(self.channel.clone(), signature)
             .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
             .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
     }

@@ -6,7 +6,7 @@ use tonic::Status;
 
 use prost::Message;
 
-use super::{BARRIER_ERROR_KEY, SERVICE_ERROR_KEY, invalid, with_payload};
+use super::{BARRIER_ERROR_KEY, SERVICE_ERROR_KEY, invalid, with_payloads};
 use crate::core::coordination::errors::{Code, Origin, Refusal};
 
 const MISMATCH_KEY: &str = "type.googleapis.com/tensorflow.ServiceMismatchError";
@@ -73,16 +73,15 @@ impl XlaTasks {
 
     /// A refusal as a gRPC status, with details for XLA's clients.
     pub(in crate::rpc) fn status(&self, refusal: &Refusal) -> Status {
-        let (key, payload) = match &refusal.origin {
-            Origin::Call | Origin::Task { .. } => {
-                (SERVICE_ERROR_KEY, self.error_payload(refusal).encode_to_vec())
-            }
+        let barrier = match &refusal.origin {
+            Origin::Call | Origin::Task { .. } => None,
             Origin::Barrier { id, counter } => {
                 let error = xla::BarrierError { barrier_id: id.clone(), counter: *counter };
-                (BARRIER_ERROR_KEY, error.encode_to_vec())
+                Some((BARRIER_ERROR_KEY, error.encode_to_vec()))
             }
         };
-        with_payload(refusal.code, &refusal.message, key, payload)
+        let general = (SERVICE_ERROR_KEY, self.error_payload(refusal).encode_to_vec());
+        with_payloads(refusal.code, &refusal.message, barrier.into_iter().chain([general]))
     }
 }
 
@@ -94,7 +93,8 @@ pub(in crate::rpc) fn service_mismatch(meant: u64, me: Incarnation) -> Status {
         me.0
     );
     let payload = xla::ServiceMismatchError { service_incarnation: me.0 }.encode_to_vec();
-    with_payload(Code::Aborted, &message, MISMATCH_KEY, payload)
+    let general = (SERVICE_ERROR_KEY, xla::CoordinationServiceError::default().encode_to_vec());
+    with_payloads(Code::Internal, &message, [(MISMATCH_KEY, payload), general])
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 
 use super::desk::{Desk, unexpected};
 use crate::core::coordination::errors::{Code, TaskError};
-use crate::core::coordination::request::{BarrierCall, Reply, Request as Ask};
+use crate::core::coordination::request::{BarrierCall, Life, Reply, Request as Ask};
 use crate::rpc::convert;
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -23,18 +23,18 @@ impl Coordination {
         Coordination { desk, incarnation }
     }
 
-    async fn ask(&self, ask: Ask) -> Result<Reply, Status> {
-        self.desk.ask(ask).await.map_err(|refusal| convert::status(&refusal))
+    async fn ask(&self, from: Option<Life>, ask: Ask) -> Result<Reply, Status> {
+        self.desk.ask_as(from, ask).await.map_err(|refusal| convert::status(&refusal))
     }
 
     /// For requests whose answer is that they are done.
-    async fn done<T: Default>(&self, ask: Ask) -> Answer<T> {
-        self.ask(ask).await?;
+    async fn done<T: Default>(&self, from: Option<Life>, ask: Ask) -> Answer<T> {
+        self.ask(from, ask).await?;
         Ok(Response::new(T::default()))
     }
 
-    async fn entry(&self, ask: Ask) -> Result<tf::KeyValueEntry, Status> {
-        match self.ask(ask).await? {
+    async fn entry(&self, from: Option<Life>, ask: Ask) -> Result<tf::KeyValueEntry, Status> {
+        match self.ask(from, ask).await? {
             Reply::Entry { key, value } => Ok(convert::entry(key, &value)),
             other => Err(unexpected(&other)),
         }
@@ -47,9 +47,9 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::RegisterTaskRequest>,
     ) -> Answer<tf::RegisterTaskResponse> {
-        let request = request.into_inner();
+        let (from, request) = convert::signed(request)?;
         let task = convert::task_of(request.source_task, request.job, request.task)?;
-        self.ask(Ask::Register { task, incarnation: Incarnation(request.incarnation), silence: None })
+        self.ask(from, Ask::Register { task, incarnation: Incarnation(request.incarnation), silence: None })
             .await?;
         Ok(Response::new(tf::RegisterTaskResponse { leader_incarnation: self.incarnation.0 }))
     }
@@ -62,9 +62,9 @@ impl CoordinationService for Coordination {
     }
 
     async fn heartbeat(&self, request: Request<tf::HeartbeatRequest>) -> Answer<tf::HeartbeatResponse> {
-        let request = request.into_inner();
+        let (from, request) = convert::signed(request)?;
         let task = convert::task_of(request.source_task, request.job, request.task)?;
-        self.ask(Ask::Heartbeat { task, incarnation: Incarnation(request.incarnation) }).await?;
+        self.ask(from, Ask::Heartbeat { task, incarnation: Incarnation(request.incarnation) }).await?;
         Ok(Response::new(tf::HeartbeatResponse { leader_incarnation: self.incarnation.0 }))
     }
 
@@ -72,9 +72,9 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::WaitForAllTasksRequest>,
     ) -> Answer<tf::WaitForAllTasksResponse> {
-        let request = request.into_inner();
+        let (from, request) = convert::signed(request)?;
         let task = convert::task_of(request.source_task.clone(), request.job.clone(), request.task)?;
-        match self.ask(Ask::WaitForAll { task, devices: convert::devices(request) }).await? {
+        match self.ask(from, Ask::WaitForAll { task, devices: convert::devices(request) }).await? {
             Reply::Devices(devices) => Ok(Response::new(convert::all_devices(&devices, self.incarnation))),
             other => Err(unexpected(&other)),
         }
@@ -84,11 +84,13 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::ShutdownTaskRequest>,
     ) -> Answer<tf::ShutdownTaskResponse> {
-        self.done(Ask::Shutdown { task: convert::task(request.into_inner().source_task)? }).await
+        let (from, request) = convert::signed(request)?;
+        self.done(from, Ask::Shutdown { task: convert::task(request.source_task)? }).await
     }
 
     async fn reset_task(&self, request: Request<tf::ResetTaskRequest>) -> Answer<tf::ResetTaskResponse> {
-        self.done(Ask::Reset { task: convert::task(request.into_inner().source_task)? }).await
+        let (from, request) = convert::signed(request)?;
+        self.done(from, Ask::Reset { task: convert::task(request.source_task)? }).await
     }
 
     async fn report_error_to_task(
@@ -111,18 +113,19 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::ReportErrorToServiceRequest>,
     ) -> Answer<tf::ReportErrorToServiceResponse> {
-        let request = request.into_inner();
+        let (from, request) = convert::signed(request)?;
         let task = convert::task_of(request.error_origin, request.source_job, request.source_task)?;
         let error = TaskError { code: Code::from_number(request.error_code), message: request.error_message };
-        self.done(Ask::ReportError { task, error }).await
+        self.done(from, Ask::ReportError { task, error }).await
     }
 
     async fn get_task_state(
         &self,
         request: Request<tf::GetTaskStateRequest>,
     ) -> Answer<tf::GetTaskStateResponse> {
-        let tasks = convert::tasks(request.into_inner().source_task)?;
-        match self.ask(Ask::TaskStates { tasks }).await? {
+        let (from, request) = convert::signed(request)?;
+        let tasks = convert::tasks(request.source_task)?;
+        match self.ask(from, Ask::TaskStates { tasks }).await? {
             Reply::States(states) => {
                 let task_state = states.iter().map(convert::state_info).collect();
                 Ok(Response::new(tf::GetTaskStateResponse { task_state }))
@@ -135,8 +138,9 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::WatchJobStateRequest>,
     ) -> Answer<tf::WatchJobStateResponse> {
-        let request = request.into_inner();
-        match self.ask(Ask::WatchJob { job: request.job_name, version: request.version_number }).await? {
+        let (from, request) = convert::signed(request)?;
+        match self.ask(from, Ask::WatchJob { job: request.job_name, version: request.version_number }).await?
+        {
             Reply::Job { states, version } => {
                 let task_state = states.iter().map(convert::state_info).collect();
                 Ok(Response::new(tf::WatchJobStateResponse { task_state, version_number: version }))
@@ -149,16 +153,18 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::InsertKeyValueRequest>,
     ) -> Answer<tf::InsertKeyValueResponse> {
-        let tf::InsertKeyValueRequest { kv, allow_overwrite } = request.into_inner();
+        let (from, request) = convert::signed(request)?;
+        let tf::InsertKeyValueRequest { kv, allow_overwrite } = request;
         let kv = kv.ok_or_else(|| Status::invalid_argument("the request has no key"))?;
-        self.done(Ask::Insert { key: kv.key, value: kv.value, overwrite: allow_overwrite }).await
+        self.done(from, Ask::Insert { key: kv.key, value: kv.value, overwrite: allow_overwrite }).await
     }
 
     async fn get_key_value(
         &self,
         request: Request<tf::GetKeyValueRequest>,
     ) -> Answer<tf::GetKeyValueResponse> {
-        let kv = self.entry(Ask::Get { key: request.into_inner().key }).await?;
+        let (from, request) = convert::signed(request)?;
+        let kv = self.entry(from, Ask::Get { key: request.key }).await?;
         Ok(Response::new(tf::GetKeyValueResponse { kv: Some(kv) }))
     }
 
@@ -166,7 +172,8 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::TryGetKeyValueRequest>,
     ) -> Answer<tf::TryGetKeyValueResponse> {
-        let kv = self.entry(Ask::TryGet { key: request.into_inner().key }).await?;
+        let (from, request) = convert::signed(request)?;
+        let kv = self.entry(from, Ask::TryGet { key: request.key }).await?;
         Ok(Response::new(tf::TryGetKeyValueResponse { kv: Some(kv) }))
     }
 
@@ -174,8 +181,8 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::IncrementKeyValueRequest>,
     ) -> Answer<tf::IncrementKeyValueResponse> {
-        let request = request.into_inner();
-        let kv = self.entry(Ask::Increment { key: request.key, by: request.increment }).await?;
+        let (from, request) = convert::signed(request)?;
+        let kv = self.entry(from, Ask::Increment { key: request.key, by: request.increment }).await?;
         Ok(Response::new(tf::IncrementKeyValueResponse { kv: Some(kv) }))
     }
 
@@ -183,7 +190,8 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::GetKeyValueDirRequest>,
     ) -> Answer<tf::GetKeyValueDirResponse> {
-        match self.ask(Ask::GetDirectory { directory: request.into_inner().directory_key }).await? {
+        let (from, request) = convert::signed(request)?;
+        match self.ask(from, Ask::GetDirectory { directory: request.directory_key }).await? {
             Reply::Directory { directory, entries } => {
                 let kv = entries.into_iter().map(|(key, value)| convert::entry(key, &value)).collect();
                 Ok(Response::new(tf::GetKeyValueDirResponse { directory_key: directory, kv }))
@@ -196,19 +204,22 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::DeleteKeyValueRequest>,
     ) -> Answer<tf::DeleteKeyValueResponse> {
-        self.done(Ask::Delete { key: request.into_inner().key }).await
+        let (from, request) = convert::signed(request)?;
+        self.done(from, Ask::Delete { key: request.key }).await
     }
 
     async fn barrier(&self, request: Request<tf::BarrierRequest>) -> Answer<tf::BarrierResponse> {
-        let request = request.into_inner();
+        let (from, request) = convert::signed(request)?;
         let call = BarrierCall {
             id: request.barrier_id,
             counter: request.counter,
+            // The revisions whose clients do not count name each barrier anew.
+            counted: request.counter > 0,
             timeout: convert::timeout(request.barrier_timeout_in_ms),
             tasks: convert::tasks(request.tasks)?,
             source: convert::task(request.source_task)?,
         };
-        match self.ask(Ask::Barrier(call)).await? {
+        match self.ask(from, Ask::Barrier(call)).await? {
             Reply::Barrier { counter } => Ok(Response::new(tf::BarrierResponse { counter })),
             other => Err(unexpected(&other)),
         }
@@ -218,18 +229,18 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::CancelBarrierRequest>,
     ) -> Answer<tf::CancelBarrierResponse> {
-        let request = request.into_inner();
+        let (from, request) = convert::signed(request)?;
         let source = convert::task(request.source_task)?;
-        self.done(Ask::CancelBarrier { id: request.barrier_id, counter: request.counter, source }).await
+        self.done(from, Ask::CancelBarrier { id: request.barrier_id, counter: request.counter, source }).await
     }
 
     async fn get_alive_tasks(
         &self,
         request: Request<tf::GetAliveTasksRequest>,
     ) -> Answer<tf::GetAliveTasksResponse> {
-        let request = request.into_inner();
+        let (from, request) = convert::signed(request)?;
         let source = convert::task(request.requesting_task)?;
-        match self.ask(Ask::AliveTasks { source, tasks: convert::tasks(request.tasks)? }).await? {
+        match self.ask(from, Ask::AliveTasks { source, tasks: convert::tasks(request.tasks)? }).await? {
             Reply::Alive(alive) => Ok(Response::new(tf::GetAliveTasksResponse {
                 alive_tasks: alive.iter().map(|(task, _)| convert::coordinated_task(task)).collect(),
                 incarnations: alive.iter().map(|(_, incarnation)| incarnation.0).collect(),
@@ -242,6 +253,7 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::PollForErrorRequest>,
     ) -> Answer<tf::PollForErrorResponse> {
-        self.done(Ask::PollForError { task: convert::task(request.into_inner().source_task)? }).await
+        let (from, request) = convert::signed(request)?;
+        self.done(from, Ask::PollForError { task: convert::task(request.source_task)? }).await
     }
 }

@@ -17,7 +17,9 @@ use super::ServerConfig;
 use super::push::Pusher;
 use crate::core::coordination::Coordinator;
 use crate::core::coordination::errors::{Code, Refusal};
-use crate::core::coordination::request::{Effect, Event, Notice, Process, Reply, ReplyTo, Request, WatchId};
+use crate::core::coordination::request::{
+    Effect, Event, Life, Notice, Process, Reply, ReplyTo, Request, WatchId,
+};
 use crate::rpc::driver::{Clock, INBOX_LIMIT, Input, Outbox, drive};
 
 /// How many tasks are connected and whom they blame, for those outside the service's thread.
@@ -91,7 +93,12 @@ impl Desk {
 
     /// Asks, and waits for the answer. Dropping the future tells the coordinator that the caller has gone.
     pub(super) async fn ask(&self, request: Request) -> Result<Reply, Refusal> {
-        self.put(request, None).await
+        self.put(None, request, None).await
+    }
+
+    /// The same, for a caller that may have said which life of a task it is.
+    pub(super) async fn ask_as(&self, from: Option<Life>, request: Request) -> Result<Reply, Refusal> {
+        self.put(from, request, None).await
     }
 
     /// Opens a stream of notices.
@@ -100,7 +107,7 @@ impl Desk {
         let (notify, notices) = mpsc::channel(self.notices_limit);
         // Made before the coordinator hears of it, so that it hears of its end in any case.
         let notices = Notices { watch, notices, urgent: self.urgent.clone() };
-        self.put(Request::Watch { watch, process, since_epoch }, Some((watch, notify))).await?;
+        self.put(None, Request::Watch { watch, process, since_epoch }, Some((watch, notify))).await?;
         Ok(notices)
     }
 
@@ -112,13 +119,14 @@ impl Desk {
 
     async fn put(
         &self,
+        from: Option<Life>,
         request: Request,
         stream: Option<(WatchId, mpsc::Sender<Notice>)>,
     ) -> Result<Reply, Refusal> {
         let reply = ReplyTo(self.next.fetch_add(1, Ordering::Relaxed));
         let (answer, answered) = oneshot::channel();
         let input = Input {
-            event: Event::Ask { reply, request },
+            event: Event::Ask { reply, from, request },
             attachment: Some(Caller { reply, answer, stream }),
         };
         self.inbox.send(input).await.map_err(|_| ended())?;

@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status};
 
 use super::ServerConfig;
 use super::desk::{Desk, unexpected};
-use crate::core::coordination::request::{BarrierCall, Reply, Request as Ask, State, TaskStatus};
+use crate::core::coordination::request::{BarrierCall, Life, Reply, Request as Ask, State, TaskStatus};
 use crate::rpc::convert::{self, XlaTasks};
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -32,30 +32,35 @@ impl XlaCoordination {
         XlaCoordination { desk, incarnation: config.incarnation, tasks, silence: config.xla_heartbeat_limit }
     }
 
-    async fn ask(&self, ask: Ask) -> Result<Reply, Status> {
-        self.desk.ask(ask).await.map_err(|refusal| self.tasks.status(&refusal))
+    async fn ask(&self, from: Option<Life>, ask: Ask) -> Result<Reply, Status> {
+        self.desk.ask_as(from, ask).await.map_err(|refusal| self.tasks.status(&refusal))
     }
 
     /// For requests whose answer is that they are done.
-    async fn done<T: Default>(&self, ask: Ask) -> Answer<T> {
-        self.ask(ask).await?;
+    async fn done<T: Default>(&self, from: Option<Life>, ask: Ask) -> Answer<T> {
+        self.ask(from, ask).await?;
         Ok(Response::new(T::default()))
     }
 
-    async fn entry(&self, ask: Ask) -> Result<Option<xla::KeyValueEntry>, Status> {
-        match self.ask(ask).await? {
+    async fn entry(&self, from: Option<Life>, ask: Ask) -> Result<Option<xla::KeyValueEntry>, Status> {
+        match self.ask(from, ask).await? {
             Reply::Entry { key, value } => Ok(Some(xla::KeyValueEntry { key, value: value.to_vec() })),
             other => Err(unexpected(&other)),
         }
     }
 
-    /// Refuses a call that was meant for another life of the service. Callers that do not say are taken at their word.
-    fn meant_for_us(&self, said: Option<&xla::Incarnations>) -> Result<(), Status> {
-        match said.map_or(0, |said| said.service_incarnation) {
-            0 => Ok(()),
-            said if said == self.incarnation.0 => Ok(()),
-            said => Err(convert::service_mismatch(said, self.incarnation)),
+    /// Which life of a task calls, if it says so. Refuses a call that was meant for another life of the service; callers
+    /// that do not say are taken at their word.
+    fn caller(&self, said: Option<&xla::Incarnations>) -> Result<Option<Life>, Status> {
+        let Some(said) = said else { return Ok(None) };
+        if said.service_incarnation != 0 && said.service_incarnation != self.incarnation.0 {
+            return Err(convert::service_mismatch(said.service_incarnation, self.incarnation));
         }
+        if said.task_incarnation == 0 {
+            return Ok(None);
+        }
+        let incarnation = Incarnation(said.task_incarnation);
+        Ok(Some(Life { task: self.tasks.task(said.task_id)?, incarnation }))
     }
 
     fn task_info(&self, status: &TaskStatus) -> xla::TaskInfo {
@@ -86,16 +91,16 @@ impl CoordinationService for XlaCoordination {
         let request = request.into_inner();
         let task = self.tasks.task(request.source_task_id)?;
         let incarnation = Incarnation(request.incarnation);
-        self.ask(Ask::Register { task: task.clone(), incarnation, silence: Some(self.silence) }).await?;
-        self.ask(Ask::WaitForAll { task, devices: Vec::new() }).await?;
+        let silence = Some(self.silence);
+        self.ask(None, Ask::RegisterTogether { task, incarnation, silence }).await?;
         Ok(Response::new(xla::RegisterTaskResponse { service_incarnation: self.incarnation.0 }))
     }
 
     async fn heartbeat(&self, request: Request<xla::HeartbeatRequest>) -> Answer<xla::HeartbeatResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
+        let from = self.caller(request.incarnations.as_ref())?;
         let task = self.tasks.task(request.source_task_id)?;
-        self.ask(Ask::Heartbeat { task, incarnation: Incarnation(request.incarnation) }).await?;
+        self.ask(from, Ask::Heartbeat { task, incarnation: Incarnation(request.incarnation) }).await?;
         Ok(Response::new(xla::HeartbeatResponse { service_incarnation: self.incarnation.0 }))
     }
 
@@ -104,15 +109,15 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::ShutdownTaskRequest>,
     ) -> Answer<xla::ShutdownTaskResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
-        self.done(Ask::Shutdown { task: self.tasks.task(request.source_task_id)? }).await
+        let from = self.caller(request.incarnations.as_ref())?;
+        self.done(from, Ask::Shutdown { task: self.tasks.task(request.source_task_id)? }).await
     }
 
     async fn watch_tasks(&self, request: Request<xla::WatchTasksRequest>) -> Answer<xla::WatchTasksResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
+        let from = self.caller(request.incarnations.as_ref())?;
         let job = self.tasks.only_job()?.to_owned();
-        match self.ask(Ask::WatchJob { job, version: request.version_number }).await? {
+        match self.ask(from, Ask::WatchJob { job, version: request.version_number }).await? {
             Reply::Job { states, version } => {
                 let task_state = states.iter().map(|status| self.task_info(status)).collect();
                 Ok(Response::new(xla::WatchTasksResponse { task_state, version_number: version }))
@@ -126,9 +131,10 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::InsertKeyValueRequest>,
     ) -> Answer<xla::InsertKeyValueResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
+        let from = self.caller(request.incarnations.as_ref())?;
         let kv = request.kv.ok_or_else(|| Status::invalid_argument("the request has no key"))?;
-        self.done(Ask::Insert { key: kv.key, value: kv.value, overwrite: request.allow_overwrite }).await
+        self.done(from, Ask::Insert { key: kv.key, value: kv.value, overwrite: request.allow_overwrite })
+            .await
     }
 
     async fn get_key_value(
@@ -136,8 +142,8 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::GetKeyValueRequest>,
     ) -> Answer<xla::GetKeyValueResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
-        let kv = self.entry(Ask::Get { key: request.key }).await?;
+        let from = self.caller(request.incarnations.as_ref())?;
+        let kv = self.entry(from, Ask::Get { key: request.key }).await?;
         Ok(Response::new(xla::GetKeyValueResponse { kv }))
     }
 
@@ -146,8 +152,8 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::TryGetKeyValueRequest>,
     ) -> Answer<xla::TryGetKeyValueResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
-        let kv = self.entry(Ask::TryGet { key: request.key }).await?;
+        let from = self.caller(request.incarnations.as_ref())?;
+        let kv = self.entry(from, Ask::TryGet { key: request.key }).await?;
         Ok(Response::new(xla::TryGetKeyValueResponse { kv }))
     }
 
@@ -156,8 +162,8 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::IncrementKeyValueRequest>,
     ) -> Answer<xla::IncrementKeyValueResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
-        let kv = self.entry(Ask::Increment { key: request.key, by: request.increment }).await?;
+        let from = self.caller(request.incarnations.as_ref())?;
+        let kv = self.entry(from, Ask::Increment { key: request.key, by: request.increment }).await?;
         Ok(Response::new(xla::IncrementKeyValueResponse { kv }))
     }
 
@@ -166,8 +172,8 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::GetKeyValueDirRequest>,
     ) -> Answer<xla::GetKeyValueDirResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
-        match self.ask(Ask::GetDirectory { directory: request.directory_key }).await? {
+        let from = self.caller(request.incarnations.as_ref())?;
+        match self.ask(from, Ask::GetDirectory { directory: request.directory_key }).await? {
             Reply::Directory { directory, entries } => {
                 let entries = entries.into_iter();
                 let kv = entries.map(|(key, value)| xla::KeyValueEntry { key, value: value.to_vec() });
@@ -182,21 +188,22 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::DeleteKeyValueRequest>,
     ) -> Answer<xla::DeleteKeyValueResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
-        self.done(Ask::Delete { key: request.key }).await
+        let from = self.caller(request.incarnations.as_ref())?;
+        self.done(from, Ask::Delete { key: request.key }).await
     }
 
     async fn barrier(&self, request: Request<xla::BarrierRequest>) -> Answer<xla::BarrierResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
+        let from = self.caller(request.incarnations.as_ref())?;
         let call = BarrierCall {
             id: request.barrier_id,
             counter: request.counter,
+            counted: true,
             timeout: convert::timeout(request.barrier_timeout_in_ms),
             tasks: self.tasks.tasks(&request.task_ids)?,
             source: self.tasks.task(request.source_task_id)?,
         };
-        match self.ask(Ask::Barrier(call)).await? {
+        match self.ask(from, Ask::Barrier(call)).await? {
             Reply::Barrier { counter } => Ok(Response::new(xla::BarrierResponse { counter })),
             other => Err(unexpected(&other)),
         }
@@ -207,9 +214,9 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::CancelBarrierRequest>,
     ) -> Answer<xla::CancelBarrierResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
+        let from = self.caller(request.incarnations.as_ref())?;
         let source: TaskId = self.tasks.task(request.source_task_id)?;
-        self.done(Ask::CancelBarrier { id: request.barrier_id, counter: request.counter, source }).await
+        self.done(from, Ask::CancelBarrier { id: request.barrier_id, counter: request.counter, source }).await
     }
 
     async fn get_alive_tasks(
@@ -217,9 +224,9 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::GetAliveTasksRequest>,
     ) -> Answer<xla::GetAliveTasksResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
+        let from = self.caller(request.incarnations.as_ref())?;
         let source = self.tasks.task(request.requesting_task_id)?;
-        match self.ask(Ask::AliveTasks { source, tasks: self.tasks.tasks(&request.task_ids)? }).await? {
+        match self.ask(from, Ask::AliveTasks { source, tasks: self.tasks.tasks(&request.task_ids)? }).await? {
             Reply::Alive(alive) => Ok(Response::new(xla::GetAliveTasksResponse {
                 alive_task_ids: alive.iter().map(|(task, _)| self.tasks.number(task)).collect(),
                 incarnations: alive.iter().map(|(_, incarnation)| incarnation.0).collect(),
@@ -233,7 +240,7 @@ impl CoordinationService for XlaCoordination {
         request: Request<xla::PollForErrorRequest>,
     ) -> Answer<xla::PollForErrorResponse> {
         let request = request.into_inner();
-        self.meant_for_us(request.incarnations.as_ref())?;
-        self.done(Ask::PollForError { task: self.tasks.task(request.source_task_id)? }).await
+        let from = self.caller(request.incarnations.as_ref())?;
+        self.done(from, Ask::PollForError { task: self.tasks.task(request.source_task_id)? }).await
     }
 }

@@ -1,0 +1,9 @@
+"""Four processes of JAX: keys, a key of 16 MiB, barriers, a psum, the end."""
+import jax_job
+
+CLUSTER = {"jax": 4}
+DEADLINE_S = 120
+
+
+def run(cluster):
+    jax_job.meets(cluster, 4)
