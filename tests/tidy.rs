@@ -30,6 +30,8 @@ const PURE: &[&str] = &[
     "dataplane/src/rdma/handshake.rs",
     "dataplane/src/rdma/request.rs",
     "dataplane/src/rdma/wire.rs",
+    "dataplane/src/shm/queue.rs",
+    "dataplane/src/shm/wire.rs",
     "dataplane/src/rendezvous/key.rs",
     "dataplane/src/rendezvous/table",
     "dataplane/src/rendezvous/value.rs",

@@ -8,5 +8,6 @@ pub mod fabric;
 pub mod memory;
 pub mod rdma;
 pub mod rendezvous;
+pub mod shm;
 pub mod transport;
 pub mod uring;

@@ -1,5 +1,6 @@
 //! Memory that a device or a kernel may read or write after the code that lent it has moved on.
 //!
+//! - [`arena`]: the file that other processes of this host are shown blocks by.
 //! - [`dtype`]: the element types that travel.
 //! - [`region`]: a span of bytes with a ledger of what is lent out of it.
 //! - [`lease`]: the move-only tokens that a transport holds meanwhile.
@@ -14,12 +15,14 @@
 //! - **I5** Shared bytes are written by nobody while there is a second view or any lease of them; the memory goes back to
 //!   its pool when the last of these is gone.
 
+pub mod arena;
 pub mod dtype;
 pub mod lease;
 pub mod pool;
 pub mod region;
 pub mod shared;
 
+pub use arena::{place_in_arena, share_blocks};
 pub use dtype::{Bool, DType, Element};
 pub use lease::{Block, Lease, ReadLease, WriteLease};
 pub use pool::{AllocError, Buffer, HugePages, Pool};

@@ -157,6 +157,9 @@ pub(super) fn put_back(shelf: &Mutex<Shelf>, keep_bytes: usize, region: Region) 
 fn map(size: usize, huge: HugePages) -> Result<Arc<Mapping>, AllocError> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
     let refused = |e: rustix::io::Errno| AllocError::Refused { bytes: size, why: e.to_string() };
+    if let Some(base) = super::arena::allocate(size, huge == HugePages::Auto) {
+        return Ok(Mapping::new(base, size));
+    }
     let aligned = size >= HUGE_PAGE_BYTES;
     // Over-map so that the block can start on a huge page.
     let total = if aligned { size.checked_add(HUGE_PAGE_BYTES) } else { Some(size) }

@@ -61,7 +61,7 @@ impl Trace {
 }
 
 impl Mapping {
-    /// A new mapping of one mmap call.
+    /// A new mapping of one mmap call, or block of the arena.
     pub(super) fn new(base: NonNull<u8>, len: usize) -> Arc<Mapping> {
         let mapping = Arc::new(Mapping { base, len, id: RegionId::next(), blocks: AtomicUsize::new(0) });
         let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
@@ -92,6 +92,9 @@ impl Drop for Mapping {
         // Before the address can be another mapping's.
         LIVE.write().unwrap_or_else(PoisonError::into_inner).remove(&self.base.as_ptr().addr());
         UNMAPPED.fetch_add(1, Ordering::Release);
+        if super::arena::release(self.base.as_ptr(), self.len) {
+            return;
+        }
         // SAFETY: `base` and `len` are those of one mmap call, and this is the last reference to it (I2).
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         if let Err(e) = unmapped {

@@ -11,6 +11,9 @@
 //!   both, `Data` frames follow, of at most [`FRAME_BYTES`] each.
 //! - Each side compares stamps and lengths by itself. A side that finds a mismatch has announced its own half by
 //!   then or does so now, so the other side finds it too.
+//! - **Pulling**, between processes that can read each other's memory: `Rts` says where the payload is, and the receiver
+//!   copies it out by itself as soon as both halves are there, and says `Taken`. Where it cannot read it, it says `Cts`,
+//!   and `Data` follows as above. No `Cts` is said before an `Rts` has come.
 //! - `CancelSend` and `CancelRecv` take a half back; the other half is then discarded.
 //!
 //! # Invariants
@@ -22,22 +25,27 @@
 //! - **M5** A place number that is stale, from a cancelled or failed receive, swallows its bytes.
 //! - **M6** Memory that a device reads or writes by itself stays lent until it has stopped. A receive whose place was
 //!   given out with an address ([`Matcher::expose`]) and is withdrawn ends when the peer has said `Withdrawn`, after
-//!   all that it has written. A send that is withdrawn ends when what was handed out of it has left.
+//!   all that it has written. A send that is withdrawn ends when what was handed out of it has left. A send whose place
+//!   was given out ([`Matcher::show`]) and is withdrawn ends when the peer has said `Taken`.
 
 pub mod header;
 mod inbound;
 mod keys;
 mod outbound;
 mod parked;
+mod pull;
 mod retired;
 mod slots;
 #[cfg(test)]
 mod tests;
+mod violation;
 
 pub use inbound::{Body, Incoming};
 pub use outbound::Payload;
+pub use pull::Pull;
 pub use retired::Retired;
 pub use slots::SlotId;
+pub use violation::Violation;
 
 use super::op::{Cause, Completion, Event, Op, OpError, OpId, Peer, Stamp};
 use crate::memory::{Lease, ReadLease, WriteLease};
@@ -70,7 +78,8 @@ pub enum Kind {
     Data,
     /// Nothing but `credit`.
     Credit,
-    /// The sender takes its half back; `offset` as in `Landed`.
+    /// The sender takes its half back; `offset` as in `Landed`. With a `slot`, its place was given out: the receiver is to
+    /// say `Taken`.
     CancelSend,
     /// The receiver takes its half back. With a `slot`, its place has an address: the sender is to say `Withdrawn`.
     CancelRecv,
@@ -84,6 +93,9 @@ pub enum Kind {
     Note,
     /// Nothing more will come.
     Bye,
+    /// The receiver will read no more of the memory of the send with this `slot`: it has all of it, or, with an `offset` of
+    /// 0, has left it.
+    Taken,
     /// Of a transport with several rails, about one of them; none of matching's business.
     Rail,
 }
@@ -122,9 +134,10 @@ pub struct Frame {
     pub stamp: Stamp,
     /// Bytes of the message, or of this frame's payload (`Data`, `Note`).
     pub length: u64,
-    /// Number of the place at the receiver.
+    /// Number of the place at the receiver; in `Rts` and `Taken`, of the send at the sender.
     pub slot: u64,
-    /// In `Cts`, and in `Data` for the sending side's own use: where the place is, for one-sided writes.
+    /// In `Cts`, and in `Data` for the sending side's own use: where the place is, for one-sided writes. In `Rts`: where
+    /// the payload is, for one-sided reads.
     pub place: Place,
     /// Where this payload begins in the message; in the ends of a message, the rails that carried it.
     pub offset: u64,
@@ -145,51 +158,6 @@ impl Frame {
             offset: 0,
         }
     }
-}
-
-/// A frame that a well-behaved peer never sends. The connection is to be closed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
-    /// More credit than there is window.
-    #[error("gave back {units} units of credit, more than its window of {window}")]
-    Credit {
-        /// Units given back.
-        units: u32,
-        /// The window.
-        window: u32,
-    },
-    /// An eager message beyond the window or over the agreed size.
-    #[error("sent an eager message of {bytes} bytes, beyond the agreed window")]
-    Window {
-        /// Its length.
-        bytes: u64,
-    },
-    /// The same number was announced twice.
-    #[error("announced message {seq} of tag {tag:#x} twice ({kind:?})")]
-    Twice {
-        /// By this kind of frame.
-        kind: Kind,
-        /// The tag.
-        tag: u64,
-        /// The number.
-        seq: u32,
-    },
-    /// A place number that was never given out, or bytes outside of it.
-    #[error("sent {length} bytes at {offset} for place {slot:#x}, which does not exist or is smaller")]
-    Place {
-        /// The number.
-        slot: u64,
-        /// Where the bytes begin.
-        offset: u64,
-        /// How many.
-        length: u64,
-    },
-    /// Over [`MAX_PARKED`].
-    #[error("announced over {MAX_PARKED} messages that nobody asked for")]
-    Parked,
-    /// A kind that does not belong here.
-    #[error("sent {0:?} out of place")]
-    Kind(Kind),
 }
 
 /// What both sides have agreed on.
@@ -242,6 +210,8 @@ struct SendOp {
     sent: u64,
     /// Its last frame was handed out.
     last: bool,
+    /// Where it is was given out.
+    shown: bool,
     /// Several devices write it: its end is told by a frame.
     striped: bool,
     /// The rails that carried bytes of it, a bit each.
@@ -262,6 +232,16 @@ struct RecvOp {
     exposed: bool,
     /// Taken back, waiting for the peer to confirm.
     withdrawn: bool,
+    /// What it is read out of.
+    source: Option<Source>,
+}
+
+/// A send of the peer's whose memory can be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Source {
+    /// The peer's number of it.
+    slot: u64,
+    place: Place,
 }
 
 #[derive(Debug)]
@@ -272,7 +252,7 @@ enum Cts {
 
 #[derive(Debug)]
 enum Arrived {
-    Rts { stamp: Stamp, length: u64 },
+    Rts { stamp: Stamp, length: u64, source: Source },
     Eager { stamp: Stamp, bytes: Vec<u8>, whole: bool, claimed: Option<SlotId> },
     Cancelled,
 }
@@ -303,16 +283,20 @@ pub struct Matcher {
     shelf: Shelf,
     out: VecDeque<Out>,
     streams: VecDeque<SlotId>,
+    /// Receives that are being read out of the peer's memory.
+    pulls: VecDeque<SlotId>,
     /// Units that may be spent.
     credit: u32,
     /// Units to give back.
     owed: u32,
     /// Units that the peer has spent and not got back.
     outstanding: u32,
-    /// Receives that were taken back and are not confirmed (M6).
+    /// Operations that were taken back and are not confirmed (M6).
     withdrawing: usize,
     /// Whether a device reads lent memory by itself (M6).
     one_sided: bool,
+    /// Whether receivers read payload out of the senders' memory.
+    pulling: bool,
     moved: Moved,
 }
 
@@ -325,6 +309,8 @@ pub struct Moved {
     pub received: u64,
     /// Were written by the peer's device: messages that ended well.
     pub landed: u64,
+    /// Were read by the peer out of the memory that was lent here: messages that ended well.
+    pub shown: u64,
 }
 
 fn done(events: &mut Vec<Event>, id: OpId, result: Result<(), OpError>, lease: impl Into<Lease>) {
@@ -350,11 +336,13 @@ impl Matcher {
             shelf: Shelf::new(window_bytes.saturating_mul(2)),
             out: VecDeque::new(),
             streams: VecDeque::new(),
+            pulls: VecDeque::new(),
             credit: 0,
             owed: 0,
             outstanding: 0,
             withdrawing: 0,
             one_sided: false,
+            pulling: false,
             moved: Moved::default(),
         }
     }
@@ -368,6 +356,12 @@ impl Matcher {
     #[must_use]
     pub fn one_sided(self) -> Matcher {
         Matcher { one_sided: true, ..self }
+    }
+
+    /// For a transport whose receivers read payload out of the senders' memory where they can.
+    #[must_use]
+    pub fn pulling(self) -> Matcher {
+        Matcher { pulling: true, ..self }
     }
 
     /// The connection stands: operations begin.
@@ -422,6 +416,7 @@ impl Matcher {
                     framed: 0,
                     sent: 0,
                     last: false,
+                    shown: false,
                     striped: false,
                     rails: 0,
                     ending: None,
@@ -440,6 +435,7 @@ impl Matcher {
                     received: 0,
                     exposed: false,
                     withdrawn: false,
+                    source: None,
                 };
                 self.begin_recv(op, events);
             }
@@ -457,15 +453,19 @@ impl Matcher {
         let found = if self.arrived.is_empty() { None } else { self.arrived.remove(&key) };
         match found {
             None => {
-                op.cleared = !self.eager(length);
+                op.cleared = !self.eager(length) && !self.pulling;
                 self.await_recv(op);
             }
             Some(Arrived::Cancelled) => done(events, id, Err(OpError::Cancelled), op.into),
-            Some(Arrived::Rts { stamp: theirs, length: their_bytes }) => {
-                op.cleared = true;
+            Some(Arrived::Rts { stamp: theirs, length: their_bytes, source }) => {
                 op.announced = true;
                 if theirs == stamp && their_bytes == length {
-                    self.await_recv(op);
+                    if self.can_pull(&source) {
+                        self.pull(op, source, events);
+                    } else {
+                        op.cleared = true;
+                        self.await_recv(op);
+                    }
                 } else {
                     // The sender finds the mismatch in this, and sends nothing to the place.
                     self.out.push_back(Out::Control(Frame { stamp, length, ..keyed(Kind::Cts, key) }));
@@ -579,6 +579,7 @@ impl Matcher {
         self.cts.clear();
         self.out.clear();
         self.streams.clear();
+        self.pulls.clear();
     }
 
     /// Forgets what has arrived for a group. Its posted operations have been cancelled.

@@ -21,7 +21,7 @@ use crate::transport::op::Stamp;
 pub const BYTES: usize = 64;
 
 /// Kinds, by their numbers on the wire from 1 on.
-pub(crate) const KINDS: [Kind; 12] = [
+pub(crate) const KINDS: [Kind; 13] = [
     Kind::Eager,
     Kind::Rts,
     Kind::Cts,
@@ -34,6 +34,7 @@ pub(crate) const KINDS: [Kind; 12] = [
     Kind::Withdrawn,
     Kind::Landed,
     Kind::Rail,
+    Kind::Taken,
 ];
 
 fn code(kind: Kind) -> u8 {
@@ -50,6 +51,7 @@ fn code(kind: Kind) -> u8 {
         Kind::Withdrawn => 10,
         Kind::Landed => 11,
         Kind::Rail => 12,
+        Kind::Taken => 13,
     }
 }
 

@@ -1,8 +1,8 @@
 //! The receiving half: what arrives, and where its bytes go.
 
 use super::{
-    Arrived, Cts, Ending, Frame, Key, Kind, MAX_PARKED, Matcher, Out, Retired, SendState, SlotId, Violation,
-    done, keyed, units,
+    Arrived, Cts, Ending, Frame, Key, Kind, MAX_PARKED, Matcher, Out, Retired, SendState, SlotId, Source,
+    Violation, done, keyed, units,
 };
 use crate::memory::{ReadLease, RegionId, WriteLease};
 use crate::transport::op::{Event, OpError, OpId};
@@ -65,15 +65,17 @@ impl Matcher {
             Kind::Eager => self.on_eager(frame, None, over, events),
             Kind::Data => self.on_data(frame, events),
             Kind::Credit => Ok(None),
-            Kind::Rts | Kind::Cts | Kind::CancelSend if over => Ok(None),
+            Kind::Rts | Kind::Cts if over => Ok(None),
+            Kind::CancelSend if over && frame.slot == 0 => Ok(None),
             Kind::CancelRecv if over && frame.slot == 0 => Ok(None),
             Kind::Rts => self.on_rts(frame, events).map(|()| None),
             Kind::Cts => self.on_cts(frame, events).map(|()| None),
-            Kind::CancelSend => self.on_cancel_send(key, events).map(|()| None),
+            Kind::CancelSend => self.on_cancel_send(key, frame.slot, over, events).map(|()| None),
             Kind::CancelRecv => self.on_cancel_recv(key, frame.slot, over, events).map(|()| None),
             Kind::Withdrawn => self.on_withdrawn(SlotId(frame.slot), events).map(|()| None),
             Kind::Landed => self.on_landed(SlotId(frame.slot), events).map(|()| None),
-            Kind::Note | Kind::Bye | Kind::Rail => Err(Violation::Kind(frame.kind)),
+            Kind::Taken if self.pulling => self.on_taken(frame, events).map(|()| None),
+            Kind::Taken | Kind::Note | Kind::Bye | Kind::Rail => Err(Violation::Kind(frame.kind)),
         }
     }
 
@@ -200,18 +202,24 @@ impl Matcher {
 
     fn on_rts(&mut self, frame: &Frame, events: &mut Vec<Event>) -> Result<(), Violation> {
         let key = (frame.tag, frame.seq);
+        let source = Source { slot: frame.slot, place: frame.place };
         let Some(slot) = self.recv_keys.get(&key).copied() else {
             if self.recv_ahead(key) {
-                self.park(frame, Arrived::Rts { stamp: frame.stamp, length: frame.length })?;
+                self.park(frame, Arrived::Rts { stamp: frame.stamp, length: frame.length, source })?;
             }
             return Ok(());
         };
+        let can_pull = self.can_pull(&source);
         let Some(op) = self.recvs.get_mut(slot) else { return Ok(()) };
         if op.announced {
             return Err(twice(frame));
         }
         op.announced = true;
         let (stamp, length) = (op.stamp, op.into.len() as u64);
+        if can_pull && (stamp, length) == (frame.stamp, frame.length) {
+            self.start_pull(slot, source, events);
+            return Ok(());
+        }
         if !op.cleared {
             op.cleared = true;
             let cts = Frame { stamp, length, slot: slot.0, ..keyed(Kind::Cts, key) };
@@ -245,6 +253,7 @@ impl Matcher {
         }
         if op.stamp == theirs && op.bytes.len() as u64 == their_bytes {
             op.state = SendState::Streaming { to: frame.slot, place: frame.place };
+            op.shown = false;
             self.streams.push_back(slot);
         } else if let Some(op) = self.sends.take(slot) {
             self.send_keys.remove(&key);
@@ -275,7 +284,23 @@ impl Matcher {
         Ok(Some(body).filter(|b| b.left > 0))
     }
 
-    fn on_cancel_send(&mut self, key: Key, events: &mut Vec<Event>) -> Result<(), Violation> {
+    fn on_cancel_send(
+        &mut self,
+        key: Key,
+        shown: u64,
+        over: bool,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Violation> {
+        if self.pulling && shown != 0 {
+            if self.out.len() >= super::MAX_QUEUED + MAX_PARKED {
+                return Err(Violation::Parked);
+            }
+            // Whatever is being read of it ends below.
+            self.say_taken(shown, false);
+        }
+        if over {
+            return Ok(());
+        }
         if let Some(slot) = self.recv_keys.remove(&key) {
             if let Some(op) = self.recvs.take(slot) {
                 done(events, op.id, Err(OpError::Cancelled), op.into);

@@ -52,7 +52,8 @@ impl Matcher {
                 op.state = SendState::Announced;
                 if let Ok(slot) = self.sends.put(op) {
                     self.send_keys.insert(key, slot);
-                    self.out.push_back(Out::Control(rts));
+                    let number = if self.pulling { slot.0 } else { 0 };
+                    self.out.push_back(Out::Control(Frame { slot: number, ..rts }));
                 }
             }
         }
@@ -88,13 +89,17 @@ impl Matcher {
     }
 
     pub(super) fn cancel_send(&mut self, slot: SlotId, events: &mut Vec<Event>) {
-        let Some(op) = self.sends.get_mut(slot) else { return };
+        let Some(op) = self.sends.get(slot) else { return };
         if self.one_sided && (op.last || op.ending.is_some()) {
             // All of it is with the device: it ends as it had already (T7).
             return;
         }
         if self.one_sided && op.sent < op.framed {
             self.end_send(slot, Ending::Cancelled);
+            return;
+        }
+        if op.shown {
+            self.take_back_shown(slot);
             return;
         }
         let Some(op) = self.sends.take(slot) else { return };

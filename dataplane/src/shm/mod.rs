@@ -1,0 +1,104 @@
+//! Shared memory between processes of one host.
+//!
+//! - [`transport`]: the [`crate::transport::Transport`]. [`device`]: who and where this process is, and its socket.
+//! - `handshake`: from a dialled or accepted socket to an agreement. `connection`: records of one that stands.
+//! - [`queue`]: the words that two processes share, pure and model-checked. `segment`: the memory that they are in.
+//! - [`wire`]: encoding, pure. `registration`: where payload is shown and how it is read. `attach`: by a system call.
+//!
+//! Two processes meet over a unix socket, which then stays silent: its end tells that the other process has ended, however
+//! it did. Small messages and all control go through one queue per direction. Payload of large ones is copied once, by the
+//! receiver, straight out of the sender's memory: out of the blocks of its pools, which each peer has mapped, and out of
+//! other memory by `process_vm_readv` where that is permitted; where it is not, pieces go through the queue. Whoever has
+//! news for a process that sleeps rings its doorbell (an eventfd); while both look, no system call is made.
+//!
+//! `unsafe` is in `segment` and `attach` alone.
+//!
+//! Invariants (cited by the tests):
+//! - **S1** One connection per pair of peers. When both dial at once, the one dialled by the lower number stays.
+//! - **S2** Nothing outlives its process: files are in memory, names in the network namespace's abstract space.
+//! - **S3** What is read of memory that a peer can write is copied out once and checked. A peer that breaks the rules is
+//!   lost, with what it did, and can do no more than spoil its own messages.
+//! - **S4** Strangers harm nobody: their number ([`MAX_STRANGERS`]) and their time ([`GREETING_TIMEOUT_MS`]) are bounded.
+//! - **S5** Lent memory that a peer may be reading stays lent until the peer has left it, or is lost for not doing so
+//!   within [`WITHDRAW_MS`]; then whatever it read is not delivered.
+
+mod attach;
+mod connection;
+pub mod device;
+mod farewell;
+mod handshake;
+mod links;
+pub mod queue;
+mod registration;
+mod segment;
+mod strangers;
+pub mod transport;
+mod watch;
+pub mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use device::Home;
+pub use transport::{OpenError, ShmTransport};
+
+/// Longest message.
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 46;
+/// Largest depth that a configuration may ask for.
+pub const MAX_DEPTH: u32 = 1 << 13;
+/// Largest eager message: some of them fit a queue.
+pub const MAX_EAGER_BYTES: usize = 64 << 10;
+/// Connections that belong to no peer yet; the oldest goes first.
+pub const MAX_STRANGERS: usize = 256;
+/// Time for an accepted connection to say who it is.
+pub const GREETING_TIMEOUT_MS: u64 = 5_000;
+/// A peer that does not confirm in so long that it leaves withdrawn memory alone is given up.
+pub const WITHDRAW_MS: u64 = 2_000;
+/// Notes that may wait to be sent to one peer.
+pub const MAX_NOTES: usize = 256;
+
+/// How to make a [`ShmTransport`].
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What this side calls itself in greetings: any number that no other process of the job has. Its address carries it,
+    /// so peers may number this side otherwise.
+    pub me: u32,
+    /// Secret of the job: others with another are turned away.
+    pub token: [u8; 16],
+    /// This process's incarnation.
+    pub incarnation: u64,
+    /// Messages up to this many bytes may go before their receive is posted, up to [`MAX_EAGER_BYTES`]. 0: none.
+    pub eager_bytes: u32,
+    /// Bytes of such messages that are kept for each peer.
+    pub eager_window_bytes: u32,
+    /// Operations in each direction of each peer, up to [`MAX_DEPTH`].
+    pub depth: u32,
+    /// How long to try to reach a peer.
+    pub connect_timeout_ms: u64,
+    /// Whether blocks of pools are shown to peers, and theirs mapped. Blocks that pools have made before are not in the
+    /// file that is shown, so the transport is opened before buffers are allocated.
+    pub map_blocks: bool,
+    /// Whether other memory of peers is read by `process_vm_readv`, where that is permitted.
+    pub attach: bool,
+}
+
+impl Config {
+    /// Defaults for peer number `me` of a job.
+    pub fn new(me: u32, token: [u8; 16], incarnation: u64) -> Config {
+        Config {
+            me,
+            token,
+            incarnation,
+            eager_bytes: 16 << 10,
+            eager_window_bytes: 4 << 20,
+            depth: 128,
+            connect_timeout_ms: 30_000,
+            map_blocks: true,
+            attach: true,
+        }
+    }
+
+    fn means(&self) -> handshake::Means {
+        handshake::Means { map: self.map_blocks, attach: self.attach }
+    }
+}
