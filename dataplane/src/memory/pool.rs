@@ -18,6 +18,9 @@ pub const PAGE_BYTES: usize = 4096;
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Free blocks are kept up to this many bytes; beyond it they are unmapped as they come back.
 pub const DEFAULT_KEEP_BYTES: usize = 256 << 20;
+/// Most bytes that are faulted in by one call. The kernel holds the lock of the whole address space meanwhile, so for as
+/// long every other thread that maps or first touches memory waits: seconds, for one block of several GiB.
+pub const FAULT_STEP_BYTES: usize = 32 << 20;
 
 /// Whether blocks of [`HUGE_PAGE_BYTES`] and more ask for transparent huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -189,10 +192,20 @@ fn map(size: usize, huge: HugePages) -> Result<Arc<Mapping>, AllocError> {
         // SAFETY: the range is the mapping just made. A refusal only means small pages.
         let _ = unsafe { madvise(base.as_ptr().cast(), size, Advice::LinuxHugepage) };
     }
-    // SAFETY: the range is the mapping just made. Faulting in early is a courtesy: an old kernel without
-    // MADV_POPULATE_WRITE faults on first touch instead, which `Pool::alloc` does by zeroing.
-    let _ = unsafe { madvise(base.as_ptr().cast(), size, Advice::LinuxPopulateWrite) };
+    for (at, len) in steps(size) {
+        // SAFETY: the range lies in the mapping just made. Faulting in early is a courtesy: an old kernel without
+        // MADV_POPULATE_WRITE faults on first touch instead, which `Pool::alloc` does by zeroing.
+        let done = unsafe { madvise(base.as_ptr().add(at).cast(), len, Advice::LinuxPopulateWrite) };
+        if done.is_err() {
+            break;
+        }
+    }
     Ok(mapping)
+}
+
+/// The pieces, of at most [`FAULT_STEP_BYTES`], in which `size` bytes are faulted in: where each begins and its length.
+fn steps(size: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..size).step_by(FAULT_STEP_BYTES).map(move |at| (at, (size - at).min(FAULT_STEP_BYTES)))
 }
 
 /// `len` elements in a pool's block: page-aligned, faulted in, registrable; given back to the pool when dropped.
@@ -343,6 +356,19 @@ mod tests {
         assert!(matches!(pool.alloc::<f64>(usize::MAX / 2), Err(AllocError::TooLarge { .. })));
         assert!(pool.alloc::<u8>(1 << 46).is_err());
         assert_eq!(pool.alloc::<u8>(0).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn blocks_are_faulted_in_piece_by_piece_and_whole() {
+        for size in [1, PAGE_BYTES, FAULT_STEP_BYTES, FAULT_STEP_BYTES + PAGE_BYTES, 5 * FAULT_STEP_BYTES] {
+            let mut end = 0;
+            for (at, len) in steps(size) {
+                assert_eq!(at, end, "no gap in {size}");
+                assert!((1..=FAULT_STEP_BYTES).contains(&len));
+                end += len;
+            }
+            assert_eq!(end, size);
+        }
     }
 
     #[test]
