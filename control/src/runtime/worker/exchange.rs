@@ -6,7 +6,7 @@ use ringway_dataplane::rendezvous::{Key, Rendezvous, Source, StepId};
 use tokio::sync::watch;
 
 use super::convert::{rendezvous_error, why};
-use super::peers::Peers;
+use super::peers::{Peers, Wanted};
 use super::step::{Exchange, Received};
 use crate::core::graph::DeviceName;
 use crate::kernels::OpError;
@@ -41,8 +41,8 @@ impl Exchange for StepExchange {
     }
 
     fn recv(&self, key: &Key, then: Received) {
-        let from = match key.parts() {
-            Ok(parts) => parts.send_device,
+        let (from, life) = match key.parts() {
+            Ok(parts) => (parts.send_device, parts.send_incarnation),
             Err(error) => return then(Err(OpError::invalid(error.to_string()))),
         };
         if is_of(from, &self.task) {
@@ -58,7 +58,8 @@ impl Exchange for StepExchange {
             .and_then(|task| self.peers.find(&task));
         match peer {
             Ok(peer) => {
-                self.peers.recv(peer, self.step.0, key.clone(), self.cancel.subscribe(), then);
+                let wanted = Wanted { step: self.step.0, key: key.clone(), life };
+                self.peers.recv(peer, wanted, self.cancel.subscribe(), then);
             }
             Err(error) => then(Err(error)),
         }

@@ -69,18 +69,28 @@ pub(super) struct Peer {
     /// `/job:worker/replica:0/task:1`.
     pub(super) name: String,
     pub(super) client: WorkerServiceClient<Channel>,
-    /// Where it is on the data plane, once that is known.
-    source: Mutex<Option<Source>>,
+    /// Where it is on the data plane, once that is known, and in which life of its device: that in the keys of its tensors.
+    source: Mutex<Option<(Source, u64)>>,
 }
 
 impl Peer {
-    fn source(&self) -> Option<Source> {
-        *self.source.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Where it is in the life that is meant. Another life of it is another process, and is asked for anew.
+    fn source(&self, life: u64) -> Option<Source> {
+        let known = *self.source.lock().unwrap_or_else(PoisonError::into_inner);
+        known.and_then(|(source, of)| (of == life).then_some(source))
     }
 
-    fn set_source(&self, source: Option<Source>) {
+    fn set_source(&self, source: Option<(Source, u64)>) {
         *self.source.lock().unwrap_or_else(PoisonError::into_inner) = source;
     }
+}
+
+/// A tensor of another task that is wanted.
+pub(super) struct Wanted {
+    pub(super) step: i64,
+    pub(super) key: Key,
+    /// The life of the device that makes it, which is in the key.
+    pub(super) life: u64,
 }
 
 /// The other tasks.
@@ -147,22 +157,21 @@ impl Peers {
     pub(super) fn recv(
         self: &Arc<Peers>,
         peer: Arc<Peer>,
-        step: i64,
-        key: Key,
+        wanted: Wanted,
         cancelled: watch::Receiver<bool>,
         then: Received,
     ) {
-        if let Some(source) = peer.source() {
-            return self.recv_there(peer, source, step, &key, then);
+        if let Some(source) = peer.source(wanted.life) {
+            return self.recv_there(peer, source, &wanted, then);
         }
         let peers = self.clone();
-        self.runtime.spawn(async move { peers.ask(peer, step, key, cancelled, then).await });
+        self.runtime.spawn(async move { peers.ask(peer, wanted, cancelled, then).await });
     }
 
     /// From a task that is known on the data plane.
-    fn recv_there(&self, peer: Arc<Peer>, source: Source, step: i64, key: &Key, then: Received) {
+    fn recv_there(&self, peer: Arc<Peer>, source: Source, wanted: &Wanted, then: Received) {
         let rendezvous = &self.plane.rendezvous;
-        rendezvous.recv(StepId(step), key, source, move |result| {
+        rendezvous.recv(StepId(wanted.step), &wanted.key, source, move |result| {
             if let Err(RendezvousError::Lost { .. } | RendezvousError::Unknown { .. }) = &result {
                 // Another life of it may be elsewhere.
                 peer.set_source(None);
@@ -176,15 +185,14 @@ impl Peers {
     async fn ask(
         self: Arc<Peers>,
         peer: Arc<Peer>,
-        step: i64,
-        key: Key,
+        wanted: Wanted,
         mut cancelled: watch::Receiver<bool>,
         then: Received,
     ) {
         let card = Any { type_url: DATA_PLANE_TASK.to_owned(), value: self.plane.card.clone() };
         let request = wire::RecvTensorRequest {
-            step_id: step,
-            rendezvous_key: key.text().to_owned(),
+            step_id: wanted.step,
+            rendezvous_key: wanted.key.text().to_owned(),
             transport_options: Some(card),
             request_id: crate::random::incarnation().0 as i64,
             ..Default::default()
@@ -198,26 +206,19 @@ impl Peers {
             }
         };
         match answer {
-            Ok(answer) => self.answered(peer, step, &key, answer.into_inner(), then),
+            Ok(answer) => self.answered(peer, &wanted, answer.into_inner(), then),
             Err(status) => then(Err(lost(&peer.name, &status))),
         }
     }
 
-    fn answered(
-        &self,
-        peer: Arc<Peer>,
-        step: i64,
-        key: &Key,
-        answer: wire::RecvTensorResponse,
-        then: Received,
-    ) {
+    fn answered(&self, peer: Arc<Peer>, wanted: &Wanted, answer: wire::RecvTensorResponse, then: Received) {
         let card = answer.transport_options.as_ref().filter(|any| any.type_url == DATA_PLANE_TASK);
         if let (Some(card), None) = (card, &answer.tensor) {
             return match (self.plane.introduce)(&card.value) {
                 Ok(source) => {
                     tracing::debug!(peer = peer.name, "tensors come over the data plane from now on");
-                    peer.set_source(Some(source));
-                    self.recv_there(peer, source, step, key, then);
+                    peer.set_source(Some((source, wanted.life)));
+                    self.recv_there(peer, source, wanted, then);
                 }
                 Err(why) => {
                     let message = format!("no way to {} on the data plane: {why}", peer.name);
