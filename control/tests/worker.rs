@@ -2,7 +2,7 @@
 //! and of Ringway's.
 #![forbid(unsafe_code)]
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
 use ringway_control::launch::cluster::Cluster;
@@ -20,7 +20,9 @@ const CPU: [&str; 2] =
     ["/job:worker/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:1/device:CPU:0"];
 
 struct Rig {
-    _tasks: Vec<Task>,
+    tasks: Vec<Option<Task>>,
+    serve: Box<dyn Fn(usize) -> Task>,
+    at: Vec<SocketAddr>,
     clients: Vec<WorkerServiceClient<Channel>>,
     lives: Vec<u64>,
 }
@@ -33,16 +35,25 @@ impl Rig {
         drop(ports);
         let cluster = Cluster::parse(&format!(r#"{{"worker": ["{}", "{}"]}}"#, at[0], at[1])).unwrap();
         let settings = Settings::from_pairs([("RINGWAY_INTER_OP_THREADS", "2")]).unwrap();
-        let serve = |index: u32| Task::serve(at[index as usize], &cluster, ("worker", index), &settings);
-        let tasks: Vec<Task> = (0..2).map(|index| serve(index).unwrap()).collect();
+        let places = at.clone();
+        let serve = move |index: usize| {
+            Task::serve(places[index], &cluster, ("worker", index as u32), &settings).unwrap()
+        };
+        let tasks = (0..2).map(|index| Some(serve(index))).collect();
         let (mut clients, mut lives) = (Vec::new(), Vec::new());
-        for at in at {
-            let mut client = WorkerServiceClient::connect(format!("http://{at}")).await.unwrap();
-            let status = client.get_status(wire::GetStatusRequest {}).await.unwrap().into_inner();
-            lives.push(status.device_attributes[0].incarnation);
+        for at in &at {
+            let (client, life) = meet(*at).await;
             clients.push(client);
+            lives.push(life);
         }
-        Rig { _tasks: tasks, clients, lives }
+        Rig { tasks, serve: Box::new(serve), at, clients, lives }
+    }
+
+    /// Ends a task, and starts it again at the same address.
+    async fn restart(&mut self, index: usize) {
+        self.tasks[index] = None;
+        self.tasks[index] = Some((self.serve)(index));
+        (self.clients[index], self.lives[index]) = meet(self.at[index]).await;
     }
 
     /// Has a task make a graph ready in the session that every worker has.
@@ -52,6 +63,22 @@ impl Rig {
             ..Default::default()
         };
         Ok(self.clients[task].register_graph(request).await?.into_inner().graph_handle)
+    }
+
+    /// Two graphs, made ready: task 0 makes `value`, and task 1 receives and gives it.
+    async fn cross(&mut self, value: f32) -> (String, String) {
+        let sender = vec![constant("c", value), self.edge("_Send", &["c"], (0, 1), "c")];
+        let receiver =
+            vec![self.edge("_Recv", &[], (0, 1), "c"), self.edge("_Send", &["_Recv_c"], (1, 1), "out")];
+        (self.register(0, sender).await.unwrap(), self.register(1, receiver).await.unwrap())
+    }
+
+    /// A step of these two graphs. What task 1 was given.
+    async fn crosses(&mut self, (sends, receives): (&str, &str), id: i64) -> f32 {
+        self.run(0, step(sends, id)).await.unwrap();
+        let request = wire::RunGraphRequest { recv_key: vec![self.key(1, 1, "out")], ..step(receives, id) };
+        let given = self.run(1, request).await.unwrap();
+        read(given.recv[0].tensor.as_ref().unwrap())
     }
 
     async fn run(
@@ -80,6 +107,13 @@ impl Rig {
         ];
         node(&format!("{op}_{tensor}"), op, input, &attrs)
     }
+}
+
+/// A client of the task at `at`, and the life of its device.
+async fn meet(at: SocketAddr) -> (WorkerServiceClient<Channel>, u64) {
+    let mut client = WorkerServiceClient::connect(format!("http://{at}")).await.unwrap();
+    let status = client.get_status(wire::GetStatusRequest {}).await.unwrap().into_inner();
+    (client, status.device_attributes[0].incarnation)
 }
 
 fn float() -> Value {
@@ -139,18 +173,25 @@ async fn feeds_go_in_and_fetches_come_out() {
 #[tokio::test]
 async fn tensors_cross_between_tasks_of_ours_on_the_data_plane_alone() {
     let mut rig = Rig::new().await;
-    let sender = vec![constant("c", 8.0), rig.edge("_Send", &["c"], (0, 1), "c")];
-    let receiver = vec![rig.edge("_Recv", &[], (0, 1), "c"), rig.edge("_Send", &["_Recv_c"], (1, 1), "out")];
-    let (sends, receives) =
-        (rig.register(0, sender).await.unwrap(), rig.register(1, receiver).await.unwrap());
+    let (sends, receives) = rig.cross(8.0).await;
     for id in 1..4 {
-        rig.run(0, step(&sends, id)).await.unwrap();
-        let request = wire::RunGraphRequest { recv_key: vec![rig.key(1, 1, "out")], ..step(&receives, id) };
-        let given = rig.run(1, request).await.unwrap();
-        assert_eq!(read(given.recv[0].tensor.as_ref().unwrap()), 8.0);
+        assert_eq!(rig.crosses((&sends, &receives), id).await, 8.0);
     }
-    let traffic = rig._tasks[1].traffic();
+    let traffic = rig.tasks[1].as_ref().unwrap().traffic();
     assert_eq!((traffic.plane_tensors, traffic.plane_bytes, traffic.grpc_tensors), (3, 12, 0));
+}
+
+/// Of the first step: the receiver may not even have heard yet that the other life has ended.
+#[tokio::test]
+async fn a_tensor_of_a_tasks_next_life_is_asked_for_there() {
+    let mut rig = Rig::new().await;
+    let graphs = rig.cross(1.0).await;
+    assert_eq!(rig.crosses((&graphs.0, &graphs.1), 1).await, 1.0);
+    for life in 2_u8..5 {
+        rig.restart(0).await;
+        let graphs = rig.cross(f32::from(life)).await;
+        assert_eq!(rig.crosses((&graphs.0, &graphs.1), i64::from(life)).await, f32::from(life));
+    }
 }
 
 #[tokio::test]
@@ -299,16 +340,61 @@ async fn members_of_a_group_reduce_whatever_order_they_begin_in() {
     }
 
     // One alone waits, until its step is aborted (C2).
+    let error = aborted(&mut rig, runs[0].clone(), 2).await;
+    assert_eq!(error.code(), Code::Cancelled, "{error}");
+}
+
+/// Has task 0 run a step, and ends it from outside. Its error.
+async fn aborted(rig: &mut Rig, request: wire::RunGraphRequest, step_id: i64) -> tonic::Status {
     let mut alone = rig.clients[0].clone();
-    let waits = tokio::spawn(async move {
-        let mut request = runs[0].clone();
-        request.step_id = 2;
-        alone.run_graph(request).await
-    });
+    let waits =
+        tokio::spawn(async move { alone.run_graph(wire::RunGraphRequest { step_id, ..request }).await });
     let session = wire::DeleteWorkerSessionRequest::default();
     while !waits.is_finished() {
         rig.clients[0].delete_worker_session(session.clone()).await.unwrap();
         tokio::task::yield_now().await;
     }
-    assert_eq!(waits.await.unwrap().unwrap_err().code(), Code::Cancelled);
+    waits.await.unwrap().unwrap_err()
+}
+
+#[tokio::test]
+async fn c3_a_group_whose_members_never_all_came_leaves_nothing_behind() {
+    let mut rig = Rig::new().await;
+    let dtype = DataType::DtFloat as i32;
+    let merge = |op: &[u8]| Value::S(op.to_vec());
+    let attrs = [
+        ("T", Value::Type(dtype)),
+        ("merge_op", merge(b"Add")),
+        ("final_op", merge(b"Id")),
+        ("subdiv_offsets", Value::List(Default::default())),
+        ("group_size", Value::I(2)),
+        ("group_key", Value::I(GROUP)),
+        ("instance_key", Value::I(1)),
+    ];
+    let nodes = vec![constant("x", 1.0), node("sum", "CollectiveReduce", &["x"], &attrs)];
+    let graph = rig.register(0, nodes).await.unwrap();
+    for id in 1..4 {
+        let error = aborted(&mut rig, step(&graph, id), id).await;
+        assert_eq!(error.code(), Code::Cancelled, "{error}");
+    }
+    let gone = async {
+        while threads_named(&format!("ringway-group-{GROUP}")) > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(FAR, gone).await.expect("threads of dead groups are still there");
+}
+
+/// A number of a group that no other test has.
+const GROUP: i64 = 4711;
+
+/// Threads of this process whose name begins so, as far as the system keeps names: 15 bytes.
+fn threads_named(name: &str) -> usize {
+    let name = &name[..name.len().min(15)];
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let is_named = |thread: &std::fs::DirEntry| {
+        // One that has ended meanwhile has no name any more.
+        std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
+    threads.filter_map(Result::ok).filter(is_named).count()
 }

@@ -8,6 +8,7 @@
 //! - **C1** All members run the same instance at the same time; one that lacks it waits for it.
 //! - **C2** When a step that has begun an instance is aborted, the group is, on all tasks. A member that was idle hears of it by
 //!   its next instance, which fails; what comes after that makes the group anew.
+//! - **C3** A group that is dead holds neither thread nor data plane, also one whose members never all came.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,7 @@ use ringway_proto::ringway::v1::DataPlaneTask;
 use ringway_proto::tensorflow as wire;
 use ringway_proto::tensorflow::DataType;
 use ringway_proto::tensorflow::error::Code;
+use tokio::sync::Notify;
 
 use super::Worker;
 use super::convert::op_error;
@@ -273,6 +275,8 @@ struct Queue {
 pub(super) struct Group {
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// Told when it has died, for whoever is not waiting at `changed`.
+    died: Notify,
 }
 
 impl Group {
@@ -315,7 +319,25 @@ impl Group {
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
         self.changed.notify_all();
+        self.died.notify_waiters();
         waiting.into_iter().for_each(|waiting| waiting.pending.finish(Err(why.clone())));
+    }
+
+    /// Waits until it is dead. The reason.
+    async fn death(&self) -> OpError {
+        loop {
+            // Before the look, so that no word of it is missed.
+            let died = self.died.notified();
+            if let Some(why) = self.lock().dead.clone() {
+                return why;
+            }
+            died.await;
+        }
+    }
+
+    /// The reason of an error that the thread met: what ended the group, if it was ended.
+    fn why(&self, met: OpError) -> OpError {
+        self.lock().dead.clone().unwrap_or(met)
     }
 
     /// The next operation, of this instance if one is asked for; `None` when the group is dead.
@@ -383,7 +405,14 @@ impl Driver {
             device_attributes: Some(device),
             ..Default::default()
         };
-        let all = self.worker.complete_group_at(&self.leader, request)?.device_attributes;
+        let answer = async {
+            tokio::select! {
+                answer = self.worker.complete_group_at(&self.leader, request) => answer,
+                // Nobody waits for the others any more (C3).
+                why = self.group.death() => Err(why),
+            }
+        };
+        let all = self.worker.calls().block_on(answer)?.device_attributes;
         let (mut members, mut my_rank) = (Vec::with_capacity(all.len()), None);
         for (rank, device) in (0_u32..).zip(&all) {
             let task = card_of(device)?;
@@ -418,7 +447,7 @@ impl Driver {
             word = [waiting.instance];
             first = Some(waiting);
         }
-        let said = comm.broadcast(&mut word, 0).map_err(|error| failed(&error));
+        let said = comm.broadcast(&mut word, 0).map_err(|error| self.group.why(failed(&error)));
         let waiting = match (said, first) {
             (Ok(()), Some(waiting)) => waiting,
             (Ok(()), None) => match self.group.next(Some(word[0])) {
@@ -433,7 +462,7 @@ impl Driver {
             }
         };
         let Waiting { work, pending, .. } = waiting;
-        let result = carry(comm, work);
+        let result = carry(comm, work).map_err(|error| self.group.why(error));
         let failure = result.as_ref().err().cloned();
         pending.finish(result.map(|tensor| vec![Slot::Tensor(tensor)]));
         failure.map_or(Ok(()), Err)
@@ -563,19 +592,16 @@ fn carry(comm: &Communicator, work: Work) -> Result<Tensor, OpError> {
 
 impl Worker {
     /// CompleteGroup at the leader, waited for.
-    fn complete_group_at(
+    async fn complete_group_at(
         &self,
         leader: &str,
         request: wire::CompleteGroupRequest,
     ) -> Result<wire::CompleteGroupResponse, OpError> {
-        let runtime = self.calls();
         if leader == self.task() {
-            let answer = runtime.block_on(self.complete_group(request));
-            return answer.map_err(|status| op_error(&status));
+            return self.complete_group(request).await.map_err(|status| op_error(&status));
         }
         let peer = self.peers().find(leader)?;
-        let mut client = peer.client.clone();
-        let answer = runtime.block_on(client.complete_group(request));
+        let answer = peer.client.clone().complete_group(request).await;
         answer.map(tonic::Response::into_inner).map_err(|status| super::peers::lost(leader, &status))
     }
 }
