@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ringway_proto::ringway::v1::DataPlaneTask;
 use ringway_topology::host::host_id;
 use ringway_topology::{IdError, TaskId};
+use tokio::task::AbortHandle;
 use tonic::service::Routes;
 
 use super::coordinator::serve_cluster;
@@ -57,6 +58,9 @@ pub enum TaskError {
 pub struct Task {
     server: Server,
     worker: Worker,
+    eager: Eager,
+    /// What ends eager contexts as their leases run out.
+    leases: AbortHandle,
 }
 
 impl Task {
@@ -91,9 +95,11 @@ impl Task {
         let master = master(&worker, cluster, (job, index))?;
         let routes = Routes::new(WorkerRpc::service(worker.clone()))
             .add_service(crate::rpc::serve::master::service(master))
-            .add_service(EagerRpc::service(eager));
+            .add_service(EagerRpc::service(eager.clone()));
         let server = serve_cluster(bind, cluster.job_sizes(), agents, Some(routes), settings)?;
-        Ok(Task { server, worker })
+        let leases = eager.clone();
+        let leases = worker.calls().spawn(async move { leases.watch_leases().await }).abort_handle();
+        Ok(Task { server, worker, eager, leases })
     }
 
     /// Where it serves.
@@ -111,6 +117,8 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
+        self.leases.abort();
+        self.eager.close_all();
         self.worker.close();
     }
 }

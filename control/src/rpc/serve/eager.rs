@@ -73,11 +73,16 @@ impl EagerService for EagerRpc {
         let eager = self.eager.clone();
         tokio::spawn(async move {
             loop {
-                let answer = match requests.message().await {
-                    Ok(Some(request)) => eager.enqueue(request).await.map_err(status),
+                let request = match requests.message().await {
+                    Ok(Some(request)) => request,
                     Ok(None) => return,
                     // The client is gone.
                     Err(_) => return,
+                };
+                let answer = tokio::select! {
+                    answer = eager.enqueue(request) => answer.map_err(status),
+                    // It is gone while something is done for it, which that ends.
+                    () = answers.closed() => return,
                 };
                 let failed = answer.is_err();
                 let answer = answer.map(|queue_response| tf::EnqueueResponse { queue_response });

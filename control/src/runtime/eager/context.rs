@@ -7,8 +7,10 @@ use ringway_dataplane::rendezvous::Key;
 use ringway_proto::tensorflow::eager::operation::input::Item as Input;
 use ringway_proto::tensorflow::eager::queue_item::Item;
 use ringway_proto::tensorflow::eager::{
-    Operation, QueueItem, QueueResponse, RegisterFunctionOp, RunComponentFunctionResponse, SendTensorOp,
+    Operation, QueueItem, QueueResponse, RegisterFunctionOp, RemoteTensorHandle,
+    RunComponentFunctionResponse, SendTensorOp,
 };
+use ringway_proto::tensorflow::error::Code;
 use ringway_proto::tensorflow::{DeviceAttributes, ServerDef, TensorShapeProto};
 use tokio::sync::watch;
 
@@ -41,6 +43,14 @@ pub struct Context {
     operations: Operations,
     /// How many things are being done.
     busy: watch::Sender<usize>,
+    running: Mutex<Running>,
+}
+
+/// What runs in a context, and ends with it.
+#[derive(Default)]
+struct Running {
+    steps: Vec<Arc<Step>>,
+    ended: Option<OpError>,
 }
 
 impl Context {
@@ -60,6 +70,7 @@ impl Context {
             components: Mutex::default(),
             operations: Operations::default(),
             busy: watch::Sender::new(0),
+            running: Mutex::default(),
         }
     }
 
@@ -79,10 +90,27 @@ impl Context {
         learn(&self.worker, cluster);
     }
 
-    /// Whoever still waits in it fails, and its variables go.
+    /// Whoever still waits or computes in it fails, and its variables go.
     pub(super) fn end(&self, why: &str) {
-        self.exchange.abort(&ended(why));
+        let why = ended(why);
+        let running = {
+            let mut running = lock(&self.running);
+            running.ended.get_or_insert_with(|| why.clone());
+            std::mem::take(&mut running.steps)
+        };
+        running.iter().for_each(|step| step.abort(&why));
+        self.exchange.abort(&why);
         self.worker.end_step(self.step_id);
+    }
+
+    /// A step that ends at the latest when the context or its caller does.
+    fn enter(&self, step: Arc<Step>) -> Result<Guard<'_>, OpError> {
+        let mut running = lock(&self.running);
+        if let Some(why) = &running.ended {
+            return Err(why.clone());
+        }
+        running.steps.push(step.clone());
+        Ok(Guard { context: self, step, over: false })
     }
 
     /// Waits until nothing is being done.
@@ -91,9 +119,9 @@ impl Context {
         let _ = self.busy.subscribe().wait_for(|busy| *busy == 0).await;
     }
 
-    fn work(&self) -> Busy<'_> {
+    fn work(&self) -> Busy {
         self.busy.send_modify(|busy| *busy += 1);
-        Busy(&self.busy)
+        Busy(self.busy.clone())
     }
 
     /// Does one thing.
@@ -170,12 +198,25 @@ impl Context {
         Err(EagerError::NoDevice { device: asked.to_owned(), available: self.device_text.to_string() })
     }
 
+    /// The error of an input that is on another task.
+    fn elsewhere(&self, handle: &RemoteTensorHandle) -> Option<EagerError> {
+        let device = DeviceName::parse(&handle.device)?;
+        let elsewhere = device.task_part() != self.device.task_part();
+        elsewhere.then(|| EagerError::Elsewhere {
+            op_id: handle.op_id,
+            device: handle.device.clone(),
+            here: self.device.task_part().to_string(),
+        })
+    }
+
     fn inputs(&self, operation: &Operation) -> Result<Vec<Tensor>, OpError> {
         let handles = lock(&self.handles);
         let input = |item: &Option<Input>| match item {
-            Some(Input::RemoteHandle(handle)) => {
-                let handle = Handle { op_id: handle.op_id, output: handle.output_num };
-                Ok(handles.get(handle)?.clone())
+            Some(Input::RemoteHandle(remote)) => {
+                let handle = Handle { op_id: remote.op_id, output: remote.output_num };
+                let found =
+                    handles.get(handle).map_err(|missing| self.elsewhere(remote).unwrap_or(missing))?;
+                Ok(found.clone())
             }
             Some(Input::Tensor(tensor)) => Ok(Tensor::from_proto(tensor)?),
             None => Err(EagerError::Malformed {
@@ -261,8 +302,35 @@ impl Context {
         let (device, resources) = (self.device_text.clone(), self.resources.clone());
         let step = Arc::new(Step::new(step_id, device, resources, exchange, functions));
         let args = inputs.into_iter().map(Slot::Tensor).collect();
-        let outputs = self.worker.executor().run(program, args, &step).await.map_err(plain)?;
-        outputs.iter().map(Slot::value).collect()
+        let mut guard = self.enter(step.clone())?;
+        let (tell, told) = tokio::sync::oneshot::channel();
+        // A run whose caller is gone is something that is being done until it has ended.
+        let busy = self.work();
+        let done = move |result: Result<Vec<Slot>, OpError>| {
+            // Nobody may be waiting any more.
+            drop(tell.send(result));
+            drop(busy);
+        };
+        self.worker.executor().start(program, args, &step, Box::new(done));
+        let result = told.await.unwrap_or_else(|_| Err(OpError::internal("the executor lost a run")));
+        guard.over = true;
+        result.map_err(plain)?.iter().map(Slot::value).collect()
+    }
+}
+
+/// Aborts what runs for a caller that went away before it was over.
+struct Guard<'a> {
+    context: &'a Context,
+    step: Arc<Step>,
+    over: bool,
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        lock(&self.context.running).steps.retain(|step| !Arc::ptr_eq(step, &self.step));
+        if !self.over {
+            self.step.abort(&OpError::new(Code::Cancelled, "the caller went away"));
+        }
     }
 }
 
@@ -290,9 +358,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Busy<'a>(&'a watch::Sender<usize>);
+/// Something that is being done.
+struct Busy(watch::Sender<usize>);
 
-impl Drop for Busy<'_> {
+impl Drop for Busy {
     fn drop(&mut self) {
         self.0.send_modify(|busy| *busy -= 1);
     }

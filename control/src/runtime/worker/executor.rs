@@ -12,6 +12,8 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ringway_proto::tensorflow::error::Code;
+
 use super::flow;
 use super::pool::Pool;
 use super::program::{Action, Op, Program};
@@ -20,6 +22,10 @@ use crate::core::worker::{Execution, Ready};
 use crate::kernels::{Call, OpError, Slot};
 use crate::tensor::Tensor;
 use crate::tensor::travel::Arrived;
+
+/// Most calls of functions within each other. A function that calls itself without end fails then, instead of with the
+/// memory of the machine.
+pub const CALLS_LIMIT: usize = 10_000;
 
 /// What is called when a run is over.
 pub type Done = Box<dyn FnOnce(Result<Vec<Slot>, OpError>) + Send>;
@@ -46,6 +52,25 @@ impl Executor {
     /// Begins to run a program. `done` is called once, by a thread of the pool, with the values of its `_Retval`s in
     /// order, or with the first error.
     pub fn start(&self, program: &Arc<Program>, args: Vec<Slot>, step: &Arc<Step>, done: Done) {
+        self.start_within(0, program, args, step, done);
+    }
+
+    /// As [`Self::start`], within so many calls.
+    pub(super) fn start_within(
+        &self,
+        calls: usize,
+        program: &Arc<Program>,
+        args: Vec<Slot>,
+        step: &Arc<Step>,
+        done: Done,
+    ) {
+        if calls > CALLS_LIMIT {
+            let message = format!(
+                "functions call each other more than {CALLS_LIMIT} deep: let the function that calls itself end \
+                 sooner, or use a loop"
+            );
+            return done(Err(OpError::new(Code::ResourceExhausted, message)));
+        }
         let given = args.len();
         if given < program.args {
             let message = format!("the function takes {} values and was called with {given}", program.args);
@@ -59,6 +84,7 @@ impl Executor {
             executor: self.clone(),
             program: program.clone(),
             step: step.clone(),
+            calls,
             state: Mutex::new(state),
         });
         self.pool.spawn_next(move || run.begin());
@@ -104,6 +130,8 @@ pub(super) struct Run {
     executor: Executor,
     program: Arc<Program>,
     step: Arc<Step>,
+    /// Calls that it is within.
+    calls: usize,
     state: Mutex<State>,
 }
 
@@ -130,14 +158,25 @@ impl Pending {
         &self.run.step
     }
 
-    pub(super) fn executor(&self) -> &Executor {
-        &self.run.executor
+    /// What runs programs for the node.
+    pub(super) fn caller(&self) -> Caller {
+        Caller(self.run.clone())
     }
 
     /// Gives the node's outputs (an empty slot is a dead value), or the error.
     pub(super) fn finish(self, result: Result<Vec<Slot>, OpError>) {
         let pool = self.run.executor.pool.clone();
         pool.spawn_next(move || self.run.come_back(self.node, result));
+    }
+}
+
+/// Runs programs for a node: one call further in than the node's own program.
+pub(super) struct Caller(Arc<Run>);
+
+impl Caller {
+    pub(super) fn start(&self, program: &Arc<Program>, args: Vec<Slot>, done: Done) {
+        let Run { executor, step, calls, .. } = &*self.0;
+        executor.start_within(calls + 1, program, args, step, done);
     }
 }
 

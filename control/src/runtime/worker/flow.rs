@@ -64,8 +64,8 @@ fn get(pending: &Pending, callee: &Callee) -> Result<Arc<Program>, OpError> {
 }
 
 fn start(program: &Arc<Program>, args: Vec<Slot>, pending: Pending) {
-    let (executor, step) = (pending.executor().clone(), pending.step().clone());
-    executor.start(program, args, &step, Box::new(move |result| pending.finish(result)));
+    let caller = pending.caller();
+    caller.start(program, args, Box::new(move |result| pending.finish(result)));
 }
 
 /// A `While` that goes round.
@@ -88,24 +88,22 @@ impl Loop {
         if let Some(why) = self.pending.step().aborted() {
             return self.pending.finish(Err(why));
         }
-        let (executor, step) = (self.pending.executor().clone(), self.pending.step().clone());
-        let (cond, args) = (self.cond.clone(), values.clone());
+        let (caller, cond, args) = (self.pending.caller(), self.cond.clone(), values.clone());
         let then = move |result: Result<Vec<Slot>, OpError>| match result.and_then(|given| goes_on(&given)) {
             Ok(true) => self.round(values),
             Ok(false) => self.pending.finish(Ok(values)),
             Err(error) => self.pending.finish(Err(error)),
         };
-        executor.start(&cond, args, &step, Box::new(then));
+        caller.start(&cond, args, Box::new(then));
     }
 
     fn round(self, values: Vec<Slot>) {
-        let (executor, step) = (self.pending.executor().clone(), self.pending.step().clone());
-        let body = self.body.clone();
+        let (caller, body) = (self.pending.caller(), self.body.clone());
         let then = move |result: Result<Vec<Slot>, OpError>| match result {
             Ok(values) => self.test(values),
             Err(error) => self.pending.finish(Err(error)),
         };
-        executor.start(&body, values, &step, Box::new(then));
+        caller.start(&body, values, Box::new(then));
     }
 }
 

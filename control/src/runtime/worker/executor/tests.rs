@@ -266,6 +266,18 @@ fn functions_are_called_deeply_without_a_deep_stack() {
 }
 
 #[test]
+fn a_function_that_calls_itself_without_end_fails() {
+    let float_list = types(&[DataType::DtFloat]);
+    let attrs = [("Tin", float_list.clone()), ("Tout", float_list), ("f", callee("again"))];
+    let call = |input: &str| node("call", "PartitionedCall", &[input], &attrs);
+    let again = function("again", vec![call("x0")], &[DataType::DtFloat], "call:output:0", DataType::DtFloat);
+    let nodes = vec![arg("x", 0, DataType::DtFloat), call("x"), result(0, "call")];
+    let error = Rig::new(nodes, vec![again]).run(vec![slot(1.0)]).unwrap_err();
+    assert_eq!(error.code, Code::ResourceExhausted);
+    assert!(error.message.contains(&format!("more than {CALLS_LIMIT} deep")), "{error:?}");
+}
+
+#[test]
 fn a_branch_is_chosen_by_its_condition() {
     let pass = |name: &str, from: usize| {
         let node = node("pass", "Identity", &[&format!("x{from}")], &[("T", float())]);
