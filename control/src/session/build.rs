@@ -10,6 +10,7 @@ use ringway_proto::tensorflow::{AttrValue, DataType, GraphDef, NodeDef, VersionD
 
 use crate::core::graph::signature::{self, ArgKind};
 use crate::core::graph::{Attrs, Graph, GraphError, Signature, Type};
+use crate::tensor::{PartialShape, Tensor};
 
 /// What TensorFlow calls the version of the graphs that it writes; one that all of its releases since 2.0 take.
 const PRODUCER: i32 = 1087;
@@ -284,6 +285,25 @@ impl From<DataType> for Attr {
     }
 }
 
+impl From<&Tensor> for Attr {
+    fn from(value: &Tensor) -> Attr {
+        Attr(Value::Tensor(value.to_proto()))
+    }
+}
+
+impl From<&PartialShape> for Attr {
+    fn from(value: &PartialShape) -> Attr {
+        Attr(Value::Shape(value.to_proto()))
+    }
+}
+
+impl From<&[DataType]> for Attr {
+    fn from(value: &[DataType]) -> Attr {
+        let types = value.iter().map(|dtype| *dtype as i32).collect();
+        Attr(Value::List(ListValue { r#type: types, ..Default::default() }))
+    }
+}
+
 impl From<&[i64]> for Attr {
     fn from(value: &[i64]) -> Attr {
         Attr(Value::List(ListValue { i: value.to_vec(), ..Default::default() }))
@@ -293,7 +313,6 @@ impl From<&[i64]> for Attr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{PartialShape, Tensor};
 
     #[test]
     fn types_follow_from_what_is_read() {

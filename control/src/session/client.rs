@@ -55,7 +55,8 @@ const ANSWER_GRACE: Duration = Duration::from_secs(5);
 /// Dropping a session leaves it to the master, which ends it by its lease; [`Session::close`] ends it at once.
 #[derive(Debug)]
 pub struct Session {
-    runtime: Runtime,
+    /// Until it is dropped.
+    runtime: Option<Runtime>,
     master: MasterServiceClient<Channel>,
     target: String,
     handle: String,
@@ -69,6 +70,7 @@ impl Session {
     /// # Errors
     /// [`SessionError`], when the target is none, the master is not reached or refuses the graph.
     pub fn connect(target: &str, graph: tf::GraphDef, options: Options) -> Result<Session, SessionError> {
+        outside_of_runtimes()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(SessionError::Runtime)?;
         let bad = || SessionError::Target { target: target.to_owned() };
@@ -82,7 +84,8 @@ impl Session {
             .max_decoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
             .max_encoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES);
         let target = target.to_owned();
-        let mut session = Session { runtime, master, target, handle: String::new(), version: 0, options };
+        let mut session =
+            Session { runtime: Some(runtime), master, target, handle: String::new(), version: 0, options };
         let request = tf::CreateSessionRequest {
             graph_def: Some(graph),
             config: Some(session.options.config.clone()),
@@ -198,7 +201,11 @@ impl Session {
         limit: Duration,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, SessionError> {
-        let answered = self.runtime.block_on(async { tokio::time::timeout(limit, answer).await });
+        outside_of_runtimes()?;
+        let Some(runtime) = &self.runtime else {
+            unreachable!("a session has its runtime until it is dropped")
+        };
+        let answered = runtime.block_on(async { tokio::time::timeout(limit, answer).await });
         match answered {
             Err(_) => Err(SessionError::Timeout { target: self.target.clone(), call, limit }),
             Ok(Ok(answer)) => Ok(answer.into_inner()),
@@ -214,6 +221,22 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // The last owner may be a task of another runtime, where waiting is not allowed.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn outside_of_runtimes() -> Result<(), SessionError> {
+    match tokio::runtime::Handle::try_current() {
+        Ok(_) => Err(SessionError::Asynchronous),
+        Err(_) => Ok(()),
+    }
+}
+
 /// The innermost reason, which is what a user can act on.
 fn reason(error: &dyn std::error::Error) -> String {
     let mut innermost = error;
@@ -221,4 +244,19 @@ fn reason(error: &dyn std::error::Error) -> String {
         innermost = source;
     }
     innermost.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_blocking_call_within_a_runtime_is_an_error_that_says_what_to_do() {
+        let connect = || Session::connect("grpc://127.0.0.1:1", tf::GraphDef::default(), Options::default());
+        let error = connect().unwrap_err();
+        assert!(matches!(error, SessionError::Asynchronous), "{error}");
+        assert!(format!("{error:?}").contains("spawn_blocking"));
+        let elsewhere = tokio::task::spawn_blocking(move || connect().unwrap_err().to_string());
+        elsewhere.await.unwrap();
+    }
 }

@@ -1,5 +1,6 @@
 //! Why a step, or a graph, did not work.
 
+use std::fmt;
 use std::time::Duration;
 
 use ringway_proto::tensorflow::error::Code;
@@ -7,9 +8,15 @@ use ringway_proto::tensorflow::error::Code;
 use crate::core::graph::GraphError;
 use crate::tensor::TensorError;
 
-/// Why a call of a session failed.
-#[derive(Debug, thiserror::Error)]
+/// Why a call of a session failed. `Debug` prints the message, so that a program whose `main` returns it says what to do.
+#[derive(thiserror::Error)]
 pub enum SessionError {
+    /// The caller is a task of an asynchronous runtime, which a blocking call would hold up.
+    #[error(
+        "a session's calls block, and this one was made within an asynchronous runtime: make it in \
+         tokio::task::spawn_blocking, or on a thread of its own"
+    )]
+    Asynchronous,
     /// The target names no master.
     #[error("{target:?} names no master: give grpc://HOST:PORT, with an IPv6 address in brackets")]
     Target {
@@ -69,6 +76,12 @@ pub enum SessionError {
     /// A tensor cannot be.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+}
+
+impl fmt::Debug for SessionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_string())
+    }
 }
 
 impl SessionError {

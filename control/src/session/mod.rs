@@ -9,7 +9,9 @@ pub mod client;
 pub mod error;
 mod ops;
 
-pub use build::{GraphBuilder, NodeBuilder, Op, Output};
+pub use build::{Attr, GraphBuilder, NodeBuilder, Op, Output};
 pub use client::{Options, Session};
 pub use error::SessionError;
-pub use ringway_proto::tensorflow::{DataType, GraphDef};
+pub use ringway_proto::tensorflow::attr_value::Value as AttrValue;
+pub use ringway_proto::tensorflow::error::Code;
+pub use ringway_proto::tensorflow::{ConfigProto, DataType, GraphDef};

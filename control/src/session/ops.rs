@@ -1,7 +1,6 @@
 //! The operations that most graphs are made of, by name. Any other is made with [`GraphBuilder::node`].
 
 use ringway_proto::tensorflow::DataType;
-use ringway_proto::tensorflow::attr_value::Value;
 
 use super::build::{GraphBuilder, Op, Output};
 use crate::tensor::{PartialShape, Tensor};
@@ -57,19 +56,16 @@ binary! {
 impl GraphBuilder {
     /// A value that never changes.
     pub fn constant(&mut self, value: &Tensor) -> Output {
-        let dtype = value.dtype();
-        self.node("Const").attr("dtype", dtype).attr("value", Value::Tensor(value.to_proto())).one()
+        self.node("Const").attr("dtype", value.dtype()).attr("value", value).one()
     }
 
     /// A value that every step is given anew. Sizes that may differ are unknown in `shape`.
     pub fn placeholder(&mut self, name: &str, dtype: DataType, shape: &PartialShape) -> Output {
-        let shape = Value::Shape(shape.to_proto());
         self.node("Placeholder").name(name).attr("dtype", dtype).attr("shape", shape).one()
     }
 
     /// A variable, kept by the task that it is placed on. What is returned names it.
     pub fn variable(&mut self, name: &str, dtype: DataType, shape: &PartialShape) -> Output {
-        let shape = Value::Shape(shape.to_proto());
         self.node("VarHandleOp")
             .name(name)
             .attr("shared_name", name)
