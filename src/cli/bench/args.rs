@@ -1,8 +1,8 @@
 //! The flags of `ringway bench`: those of nccl-tests where they mean the same, and for messages those of perftest.
 
 use super::p2p::P2pArgs;
+use super::printer::Format;
 use super::sizes::{self, Growth};
-use super::table::Format;
 use clap::{Args, Subcommand, ValueEnum};
 use ringway_collectives::reduce::ReduceOp;
 use ringway_dataplane::memory::DType;

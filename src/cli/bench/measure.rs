@@ -4,7 +4,8 @@
 
 use super::args::CollectiveArgs;
 use super::case::{Call, Case};
-use super::table::{Printer, RankLine, Row, percentile};
+use super::printer::{Printer, RankLine};
+use super::table::{Row, percentile};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ringway::{CollectiveError, Communicator, DType, Element, ReduceOp};
 use ringway_topology::host::pin::allowed_cpus;
@@ -64,7 +65,7 @@ pub(super) fn sweep(comm: &Communicator, args: &CollectiveArgs) -> Result<u64, B
 }
 
 /// Gathers who takes part, and prints the head on rank 0.
-fn head(comm: &Communicator, args: &CollectiveArgs) -> Result<Option<Printer<Stdout>>, BenchError> {
+fn head(comm: &Communicator, args: &CollectiveArgs) -> Result<Option<Printer<Stdout, Row>>, BenchError> {
     let ranks = who(comm)?;
     if comm.rank() != 0 {
         return Ok(None);

@@ -2,13 +2,15 @@
 //! `ringway bench p2p`: messages between two ranks, in the manner of perftest.
 //!
 //! - [`args`]: the flags. [`sizes`]: byte counts and sweeps. [`values`]: inputs and what must come out.
-//! - [`case`]: one size's memory, call and check. [`measure`]: the sweep. [`table`]: what is printed.
+//! - [`case`]: one size's memory, call and check. [`measure`]: the sweep. [`table`]: a row of
+//!   figures. [`printer`]: prints the rows of any benchmark.
 //! - [`p2p`]: all of that for messages.
 
 mod args;
 mod case;
 mod measure;
 mod p2p;
+mod printer;
 mod sizes;
 mod table;
 mod values;

@@ -1,19 +1,8 @@
-//! What a benchmark prints: the nccl-tests table, CSV or JSON, a row per size.
+//! A row of a collective's benchmark: the columns of nccl-tests, and what they do not have.
 
+use super::printer::{Line, wrong};
 use super::sizes;
 use serde::Serialize;
-use std::io::{self, Write};
-
-/// How rows are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
-    /// The table of nccl-tests, for people.
-    Table,
-    /// Comma-separated, a header line first.
-    Csv,
-    /// One JSON object with the ranks and the rows.
-    Json,
-}
 
 /// One measured size. Times in microseconds, bandwidths in GB/s (1e9 bytes).
 #[derive(Clone, Debug, Serialize)]
@@ -41,138 +30,67 @@ pub(super) struct Row {
     pub transport: String,
 }
 
-/// Who takes part and how each is reached, printed before the rows.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct RankLine {
-    pub rank: u32,
-    pub host: String,
-    pub pid: u32,
-    pub why: String,
-}
+impl Line for Row {
+    const NOTE: &'static str = "time is the mean of the iterations; algbw and busbw are by the median, p50";
+    const HEAD: [&'static str; 2] = [
+        "#       size         count    type   redop   root      time   algbw   busbw  #wrong       p50       p99  algo       slice  transport",
+        "#        (B)    (elements)                             (us)  (GB/s)  (GB/s)              (us)      (us)               (B)",
+    ];
+    const CSV_HEAD: &'static str = "collective,ranks,size_bytes,count,dtype,redop,root,iterations,time_us,algbw_gb_s,busbw_gb_s,wrong,min_us,p50_us,\
+         p99_us,algorithm,slice_bytes,transport";
+    const CHECKED: &'static str = "Out of bounds values";
 
-/// Collects rows and prints them as they come (JSON: at the end).
-pub(super) struct Printer<W: Write> {
-    out: W,
-    format: Format,
-    title: String,
-    ranks: Vec<RankLine>,
-    rows: Vec<Row>,
-}
-
-const HEAD: [&str; 2] = [
-    "#       size         count    type   redop   root      time   algbw   busbw  #wrong       p50       p99  algo       slice  transport",
-    "#        (B)    (elements)                             (us)  (GB/s)  (GB/s)              (us)      (us)               (B)",
-];
-
-impl<W: Write> Printer<W> {
-    /// Prints the head.
-    ///
-    /// # Errors
-    /// When the output is closed.
-    pub(super) fn start(mut out: W, format: Format, title: String, ranks: Vec<RankLine>) -> io::Result<Self> {
-        match format {
-            Format::Table => {
-                writeln!(out, "# {title}")?;
-                for r in &ranks {
-                    writeln!(out, "#   rank {:>3} on {} pid {}: {}", r.rank, r.host, r.pid, r.why)?;
-                }
-                writeln!(
-                    out,
-                    "# time is the mean of the iterations; algbw and busbw are by the median, p50"
-                )?;
-                HEAD.iter().try_for_each(|line| writeln!(out, "{line}"))?;
-            }
-            Format::Csv => writeln!(
-                out,
-                "collective,ranks,size_bytes,count,dtype,redop,root,iterations,time_us,algbw_gb_s,busbw_gb_s,wrong,\
-                 min_us,p50_us,p99_us,algorithm,slice_bytes,transport"
-            )?,
-            Format::Json => {}
-        }
-        out.flush()?;
-        Ok(Printer { out, format, title, ranks, rows: Vec::new() })
+    fn table(&self) -> String {
+        format!(
+            "{:>12}  {:>12}  {:>6}  {:>6}  {:>5}  {:>8}  {:>6.2}  {:>6.2}  {:>6}  {:>8}  {:>8}  {:<9}  {:>5}  {}",
+            self.size_bytes,
+            self.count,
+            self.dtype,
+            self.redop,
+            self.root,
+            time(self.time_us),
+            self.algbw_gb_s,
+            self.busbw_gb_s,
+            wrong(self.wrong),
+            time(self.p50_us),
+            time(self.p99_us),
+            self.algorithm,
+            sizes::show(self.slice_bytes),
+            self.transport,
+        )
     }
 
-    /// Prints one row.
-    ///
-    /// # Errors
-    /// When the output is closed.
-    pub(super) fn row(&mut self, r: Row) -> io::Result<()> {
-        let wrong = r.wrong.map_or("N/A".to_owned(), |w| w.to_string());
-        match self.format {
-            Format::Table => writeln!(
-                self.out,
-                "{:>12}  {:>12}  {:>6}  {:>6}  {:>5}  {:>8}  {:>6.2}  {:>6.2}  {:>6}  {:>8}  {:>8}  {:<9}  {:>5}  {}",
-                r.size_bytes,
-                r.count,
-                r.dtype,
-                r.redop,
-                r.root,
-                time(r.time_us),
-                r.algbw_gb_s,
-                r.busbw_gb_s,
-                wrong,
-                time(r.p50_us),
-                time(r.p99_us),
-                r.algorithm,
-                sizes::show(r.slice_bytes),
-                r.transport,
-            )?,
-            Format::Csv => writeln!(
-                self.out,
-                "{},{},{},{},{},{},{},{},{:.3},{:.4},{:.4},{},{:.3},{:.3},{:.3},{},{},{}",
-                r.collective,
-                r.ranks,
-                r.size_bytes,
-                r.count,
-                r.dtype,
-                r.redop,
-                r.root,
-                r.iterations,
-                r.time_us,
-                r.algbw_gb_s,
-                r.busbw_gb_s,
-                wrong,
-                r.min_us,
-                r.p50_us,
-                r.p99_us,
-                r.algorithm,
-                r.slice_bytes,
-                r.transport,
-            )?,
-            Format::Json => {}
-        }
-        self.out.flush()?;
-        self.rows.push(r);
-        Ok(())
+    fn csv(&self) -> String {
+        format!(
+            "{},{},{},{},{},{},{},{},{:.3},{:.4},{:.4},{},{:.3},{:.3},{:.3},{},{},{}",
+            self.collective,
+            self.ranks,
+            self.size_bytes,
+            self.count,
+            self.dtype,
+            self.redop,
+            self.root,
+            self.iterations,
+            self.time_us,
+            self.algbw_gb_s,
+            self.busbw_gb_s,
+            wrong(self.wrong),
+            self.min_us,
+            self.p50_us,
+            self.p99_us,
+            self.algorithm,
+            self.slice_bytes,
+            self.transport,
+        )
     }
 
-    /// Prints the foot, and returns how many elements were wrong in all.
-    ///
-    /// # Errors
-    /// When the output is closed.
-    pub(super) fn finish(mut self) -> io::Result<u64> {
-        let wrong = self.rows.iter().filter_map(|r| r.wrong).sum();
-        let checked = self.rows.iter().all(|r| r.wrong.is_some());
-        let mean = self.rows.iter().map(|r| r.busbw_gb_s).sum::<f64>() / self.rows.len().max(1) as f64;
-        match self.format {
-            Format::Table => {
-                let verdict = match (checked, wrong) {
-                    (false, _) => "not checked (-c 0)".to_owned(),
-                    (true, 0) => "0 OK".to_owned(),
-                    (true, n) => format!("{n} FAILED"),
-                };
-                writeln!(self.out, "# Out of bounds values : {verdict}")?;
-                writeln!(self.out, "# Avg bus bandwidth    : {mean:.4}")?;
-            }
-            Format::Csv => {}
-            Format::Json => {
-                let whole = serde_json::json!({ "title": self.title, "ranks": self.ranks, "rows": self.rows, "wrong": wrong });
-                writeln!(self.out, "{whole:#}")?;
-            }
-        }
-        self.out.flush()?;
-        Ok(wrong)
+    fn wrong(&self) -> Option<u64> {
+        self.wrong
+    }
+
+    fn foot(rows: &[Row]) -> Option<String> {
+        let mean = rows.iter().map(|row| row.busbw_gb_s).sum::<f64>() / rows.len().max(1) as f64;
+        Some(format!("Avg bus bandwidth    : {mean:.4}"))
     }
 }
 
@@ -193,6 +111,7 @@ pub(super) fn percentile(sorted: &[f64], share: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::printer::{Format, printed};
     use super::*;
 
     fn row(wrong: Option<u64>) -> Row {
@@ -218,29 +137,20 @@ mod tests {
         }
     }
 
-    fn printed(format: Format, wrong: Option<u64>) -> (String, u64) {
-        let mut out = Vec::new();
-        let ranks = vec![RankLine { rank: 0, host: "h".into(), pid: 1, why: "w".into() }];
-        let mut p = Printer::start(&mut out, format, "t".into(), ranks).unwrap();
-        p.row(row(wrong)).unwrap();
-        let total = p.finish().unwrap();
-        (String::from_utf8(out).unwrap(), total)
-    }
-
     #[test]
     fn wrong_elements_are_never_hidden() {
-        let (text, total) = printed(Format::Table, Some(3));
-        assert!(text.contains("3 FAILED") && total == 3);
-        assert!(printed(Format::Table, Some(0)).0.contains("0 OK"));
-        assert!(printed(Format::Table, None).0.contains("not checked"));
-        assert!(printed(Format::Csv, Some(3)).0.lines().nth(1).unwrap().contains(",3,"));
-        let json: serde_json::Value = serde_json::from_str(&printed(Format::Json, Some(3)).0).unwrap();
+        let printed = |format, wrong| printed(format, [row(wrong)]);
+        assert!(printed(Format::Table, Some(3)).contains("3 FAILED"));
+        assert!(printed(Format::Table, Some(0)).contains("0 OK"));
+        assert!(printed(Format::Table, None).contains("not checked"));
+        assert!(printed(Format::Csv, Some(3)).lines().nth(1).unwrap().contains(",3,"));
+        let json: serde_json::Value = serde_json::from_str(&printed(Format::Json, Some(3))).unwrap();
         assert_eq!((json["wrong"].as_u64(), json["rows"][0]["wrong"].as_u64()), (Some(3), Some(3)));
     }
 
     #[test]
     fn csv_rows_have_the_heads_columns() {
-        let text = printed(Format::Csv, Some(0)).0;
+        let text = printed(Format::Csv, [row(Some(0))]);
         let columns: Vec<usize> = text.lines().map(|l| l.split(',').count()).collect();
         assert_eq!(columns, [18, 18]);
     }

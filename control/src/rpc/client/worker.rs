@@ -1,16 +1,13 @@
 //! Calls to the worker of another task, ours or TensorFlow's.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use ringway_proto::tensorflow as tf;
 use ringway_proto::tensorflow::worker_service_client::WorkerServiceClient;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
@@ -18,6 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::core::coordination::errors::Code;
 use crate::core::master::step::Failure;
 use crate::rpc::TENSOR_MESSAGE_LIMIT_BYTES;
+use crate::rpc::inspected::{Inspect, Inspected};
 
 /// One try to connect takes no longer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -72,11 +70,7 @@ impl WorkerClient {
     #[must_use]
     pub fn failure(&self, status: &Status) -> Failure {
         match std::error::Error::source(status) {
-            None => Failure {
-                code: Code::from_number(status.code() as i32),
-                message: status.message().to_owned(),
-                lost: false,
-            },
+            None => told(status),
             Some(mut source) => {
                 while let Some(deeper) = source.source() {
                     source = deeper;
@@ -108,7 +102,13 @@ fn channel(endpoint: &Endpoint, address: &Arc<str>, losses: &Arc<AtomicU64>) -> 
     }))
 }
 
-async fn connect(address: &str, losses: Arc<AtomicU64>) -> io::Result<Counted> {
+/// What a worker itself says in a status.
+pub(crate) fn told(status: &Status) -> Failure {
+    let code = Code::from_number(status.code() as i32);
+    Failure { code, message: status.message().to_owned(), lost: false }
+}
+
+async fn connect(address: &str, losses: Arc<AtomicU64>) -> io::Result<Inspected<EndCounted>> {
     let tried = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await;
     let stream = tried.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
     stream.set_nodelay(true)?;
@@ -118,53 +118,20 @@ async fn connect(address: &str, losses: Arc<AtomicU64>) -> io::Result<Counted> {
     let socket = socket2::SockRef::from(&stream);
     socket.set_tcp_keepalive(&probes)?;
     socket.set_tcp_user_timeout(Some(PROBE_AFTER * PROBES))?;
-    Ok(Counted { stream, losses })
+    Ok(Inspected::new(stream, EndCounted(losses)))
 }
 
-/// A connection whose end is counted.
-struct Counted {
-    stream: TcpStream,
-    losses: Arc<AtomicU64>,
+/// Goes with a connection, and counts its end.
+struct EndCounted(Arc<AtomicU64>);
+
+impl Inspect for EndCounted {
+    fn inspect(&mut self, _: &[u8]) -> io::Result<bool> {
+        Ok(true)
+    }
 }
 
-impl Drop for Counted {
+impl Drop for EndCounted {
     fn drop(&mut self) {
-        self.losses.fetch_add(1, Ordering::AcqRel);
-    }
-}
-
-impl AsyncRead for Counted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.0.fetch_add(1, Ordering::AcqRel);
     }
 }

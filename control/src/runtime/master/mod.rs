@@ -1,6 +1,6 @@
 //! The master at work: sessions over the workers of a cluster. What it decides is in [`crate::core::master`].
 //!
-//! - [`cluster`]: the tasks, and [`port`]: how a worker is asked; `local`: the one of this process.
+//! - [`cluster`]: the tasks, and [`port`]: how a worker is asked, the one of this process and those of others.
 //! - `session`: what workers know of a session, and whether they are still the same.
 //! - `steps`: one step. `partial`: a run in several parts.
 //!
@@ -9,7 +9,6 @@
 pub mod cluster;
 pub mod port;
 
-mod local;
 mod partial;
 mod session;
 mod steps;

@@ -6,7 +6,8 @@ use ringway_proto::tensorflow as tf;
 
 use crate::core::coordination::errors::Code;
 use crate::core::master::step::Failure;
-use crate::rpc::client::worker::WorkerClient;
+use crate::rpc::client::worker::{WorkerClient, told};
+use crate::runtime::worker::Worker;
 
 /// An answer that is under way. Dropping it ends the call, and a worker aborts the step that the call ran.
 pub type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>>;
@@ -66,64 +67,85 @@ pub fn body(response: tf::RunGraphResponse) -> Result<tf::RunGraphResponse, Fail
     }
 }
 
-/// Makes a call and takes what is wanted out of its answer.
-macro_rules! call {
-    ($client:expr, $method:ident, $request:expr, $take:expr) => {{
-        let (client, request) = ($client.clone(), $request);
-        Box::pin(async move {
-            let answer = client.service().$method(request).await;
-            answer.map(|answer| $take(answer.into_inner())).map_err(|status| client.failure(&status))
-        })
+/// Makes a worker of `$worker`, of which `$call!(worker, method, request)` calls the RPC `method`: the response's message,
+/// or the [`Failure`].
+macro_rules! impl_worker_port {
+    ($worker:ty, $call:ident, |$this:ident| $losses:expr) => {
+        impl WorkerPort for $worker {
+            fn get_status(&self) -> Answer<tf::GetStatusResponse> {
+                let worker = self.clone();
+                Box::pin(async move { $call!(worker, get_status, tf::GetStatusRequest {}) })
+            }
+
+            fn create_session(&self, request: tf::CreateWorkerSessionRequest) -> Answer<()> {
+                let worker = self.clone();
+                Box::pin(async move { $call!(worker, create_worker_session, request).map(drop) })
+            }
+
+            fn delete_session(&self, request: tf::DeleteWorkerSessionRequest) -> Answer<()> {
+                let worker = self.clone();
+                Box::pin(async move { $call!(worker, delete_worker_session, request).map(drop) })
+            }
+
+            fn register_graph(&self, request: tf::RegisterGraphRequest) -> Answer<String> {
+                let worker = self.clone();
+                Box::pin(
+                    async move { $call!(worker, register_graph, request).map(|answer| answer.graph_handle) },
+                )
+            }
+
+            fn deregister_graph(&self, request: tf::DeregisterGraphRequest) -> Answer<()> {
+                let worker = self.clone();
+                Box::pin(async move { $call!(worker, deregister_graph, request).map(drop) })
+            }
+
+            fn run_graph(&self, request: tf::RunGraphRequest) -> Answer<tf::RunGraphResponse> {
+                let worker = self.clone();
+                Box::pin(async move { $call!(worker, run_graph, request).and_then(body) })
+            }
+
+            fn clean_up(&self, step_id: i64) -> Answer<()> {
+                let worker = self.clone();
+                let request = tf::CleanupGraphRequest { step_id };
+                Box::pin(async move { $call!(worker, cleanup_graph, request).map(drop) })
+            }
+
+            fn clean_up_all(&self, container: Vec<String>) -> Answer<()> {
+                let worker = self.clone();
+                let request = tf::CleanupAllRequest { container };
+                Box::pin(async move { $call!(worker, cleanup_all, request).map(drop) })
+            }
+
+            fn next_step(&self, graph_key: i64) -> Answer<i64> {
+                let worker = self.clone();
+                let request = tf::GetStepSequenceRequest { graph_key: vec![graph_key] };
+                Box::pin(async move { step_of(&$call!(worker, get_step_sequence, request)?, graph_key) })
+            }
+
+            fn losses(&self) -> u64 {
+                let $this = self;
+                $losses
+            }
+        }
+    };
+}
+
+/// Over gRPC.
+macro_rules! call_there {
+    ($client:expr, $method:ident, $request:expr) => {{
+        let answer = $client.service().$method($request).await;
+        answer.map(tonic::Response::into_inner).map_err(|status| $client.failure(&status))
     }};
 }
 
-impl WorkerPort for WorkerClient {
-    fn get_status(&self) -> Answer<tf::GetStatusResponse> {
-        call!(self, get_status, tf::GetStatusRequest {}, |answer| answer)
-    }
+impl_worker_port!(WorkerClient, call_there, |client| WorkerClient::losses(client));
 
-    fn create_session(&self, request: tf::CreateWorkerSessionRequest) -> Answer<()> {
-        call!(self, create_worker_session, request, |_| ())
-    }
-
-    fn delete_session(&self, request: tf::DeleteWorkerSessionRequest) -> Answer<()> {
-        call!(self, delete_worker_session, request, |_| ())
-    }
-
-    fn register_graph(&self, request: tf::RegisterGraphRequest) -> Answer<String> {
-        call!(self, register_graph, request, |answer: tf::RegisterGraphResponse| answer.graph_handle)
-    }
-
-    fn deregister_graph(&self, request: tf::DeregisterGraphRequest) -> Answer<()> {
-        call!(self, deregister_graph, request, |_| ())
-    }
-
-    fn run_graph(&self, request: tf::RunGraphRequest) -> Answer<tf::RunGraphResponse> {
-        let client = self.clone();
-        Box::pin(async move {
-            let answer = client.service().run_graph(request).await;
-            answer.map_err(|status| client.failure(&status)).and_then(|answer| body(answer.into_inner()))
-        })
-    }
-
-    fn clean_up(&self, step_id: i64) -> Answer<()> {
-        call!(self, cleanup_graph, tf::CleanupGraphRequest { step_id }, |_| ())
-    }
-
-    fn clean_up_all(&self, container: Vec<String>) -> Answer<()> {
-        call!(self, cleanup_all, tf::CleanupAllRequest { container }, |_| ())
-    }
-
-    fn next_step(&self, graph_key: i64) -> Answer<i64> {
-        let client = self.clone();
-        Box::pin(async move {
-            let request = tf::GetStepSequenceRequest { graph_key: vec![graph_key] };
-            let answer = client.service().get_step_sequence(request).await;
-            step_of(&answer.map_err(|status| client.failure(&status))?.into_inner(), graph_key)
-        })
-    }
-
-    fn losses(&self) -> u64 {
-        WorkerClient::losses(self)
-    }
+/// The worker of the master's own process: without gRPC, and without a copy of any tensor.
+macro_rules! call_here {
+    ($worker:expr, $method:ident, $request:expr) => {
+        $worker.$method($request).await.map_err(|status| told(&status))
+    };
 }
+
+// It has no connections that could end.
+impl_worker_port!(Worker, call_here, |_worker| 0);

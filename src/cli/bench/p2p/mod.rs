@@ -1,7 +1,7 @@
 //! `ringway bench p2p`: latency and bandwidth of messages between two ranks, in the manner of perftest.
 //!
 //! - [`args`]: the flags. [`pair`]: one size's memory, and the messages over it; [`keyed`]: the same by the rendezvous.
-//! - [`table`]: what is printed.
+//! - [`table`]: a row of what is printed.
 
 mod args;
 mod keyed;
@@ -11,6 +11,7 @@ mod table;
 pub(crate) use args::P2pArgs;
 
 use super::measure::{self, BenchError as Failed};
+use super::printer::Printer;
 use super::{BenchError, ended, launch_ranks};
 use args::{Measure, Op};
 use keyed::Keyed;
@@ -21,7 +22,7 @@ use ringway_control::launch::Launcher;
 use std::io::stdout;
 use std::process::ExitCode;
 use std::time::Duration;
-use table::{Bandwidth, Latency, Printer, Row};
+use table::{Bandwidth, Latency, Row};
 
 /// Messages have two ends.
 const RANKS: u32 = 2;

@@ -1,8 +1,8 @@
-//! What `ringway bench p2p` prints: a row per size, as a table, CSV or JSON.
+//! A row of `ringway bench p2p`: perftest's figures.
 
-use crate::cli::bench::table::{Format, RankLine, percentile, time};
+use crate::cli::bench::printer::{Line, wrong};
+use crate::cli::bench::table::{percentile, time};
 use serde::Serialize;
-use std::io::{self, Write};
 use std::time::Duration;
 
 /// Half round trips of one size, in microseconds.
@@ -69,126 +69,62 @@ pub(super) struct Row {
     pub transport: String,
 }
 
-/// Collects rows and prints them as they come (JSON: at the end).
-pub(super) struct Printer<W: Write> {
-    out: W,
-    format: Format,
-    title: String,
-    ranks: Vec<RankLine>,
-    rows: Vec<Row>,
-}
+impl Line for Row {
+    const NOTE: &'static str = "times are of half a round trip; MiB/s is what perftest calls MB/sec";
+    const HEAD: [&'static str; 2] = [
+        "#       size   trips    t_min    t_typ    t_avg    t_p99    t_max  messages     MiB/s      rate  #wrong  transport",
+        "#        (B)             (us)     (us)     (us)     (us)     (us)                         (M/s)",
+    ];
+    const CSV_HEAD: &'static str = "op,size_bytes,round_trips,min_us,typical_us,avg_us,p99_us,max_us,messages,directions,window,mib_s,rate_m_s,wrong,\
+         transport";
+    const CHECKED: &'static str = "Wrong bytes";
 
-const HEAD: [&str; 2] = [
-    "#       size   trips    t_min    t_typ    t_avg    t_p99    t_max  messages     MiB/s      rate  #wrong  transport",
-    "#        (B)             (us)     (us)     (us)     (us)     (us)                         (M/s)",
-];
-
-const CSV_HEAD: &str = "op,size_bytes,round_trips,min_us,typical_us,avg_us,p99_us,max_us,messages,directions,window,\
-                        mib_s,rate_m_s,wrong,transport";
-
-impl<W: Write> Printer<W> {
-    /// Prints the head.
-    ///
-    /// # Errors
-    /// When the output is closed.
-    pub(super) fn start(mut out: W, format: Format, title: String, ranks: Vec<RankLine>) -> io::Result<Self> {
-        match format {
-            Format::Table => {
-                writeln!(out, "# {title}")?;
-                for r in &ranks {
-                    writeln!(out, "#   rank {:>3} on {} pid {}: {}", r.rank, r.host, r.pid, r.why)?;
-                }
-                writeln!(out, "# times are of half a round trip; MiB/s is what perftest calls MB/sec")?;
-                HEAD.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+    fn table(&self) -> String {
+        let wrong = wrong(self.wrong);
+        let absent = || "-".to_owned();
+        let latency = match &self.latency {
+            Some(l) => {
+                let times = [l.min_us, l.typical_us, l.avg_us, l.p99_us, l.max_us].map(time);
+                [&[l.round_trips.to_string()], &times[..]].concat()
             }
-            Format::Csv => writeln!(out, "{CSV_HEAD}")?,
-            Format::Json => {}
-        }
-        out.flush()?;
-        Ok(Printer { out, format, title, ranks, rows: Vec::new() })
-    }
-
-    /// Prints one row.
-    ///
-    /// # Errors
-    /// When the output is closed.
-    pub(super) fn row(&mut self, row: Row) -> io::Result<()> {
-        match self.format {
-            Format::Table => writeln!(self.out, "{}", table_row(&row))?,
-            Format::Csv => writeln!(self.out, "{}", csv_row(&row))?,
-            Format::Json => {}
-        }
-        self.out.flush()?;
-        self.rows.push(row);
-        Ok(())
-    }
-
-    /// Prints the foot.
-    ///
-    /// # Errors
-    /// When the output is closed.
-    pub(super) fn finish(mut self) -> io::Result<()> {
-        let wrong: u64 = self.rows.iter().filter_map(|r| r.wrong).sum();
-        let checked = self.rows.iter().all(|r| r.wrong.is_some());
-        match self.format {
-            Format::Table => {
-                let verdict = match (checked, wrong) {
-                    (false, _) => "not checked (-c 0)".to_owned(),
-                    (true, 0) => "0 OK".to_owned(),
-                    (true, n) => format!("{n} FAILED"),
-                };
-                writeln!(self.out, "# Wrong bytes : {verdict}")?;
-            }
-            Format::Csv => {}
-            Format::Json => {
-                let whole = serde_json::json!({ "title": self.title, "ranks": self.ranks, "rows": self.rows, "wrong": wrong });
-                writeln!(self.out, "{whole:#}")?;
-            }
-        }
-        self.out.flush()
-    }
-}
-
-fn table_row(row: &Row) -> String {
-    let wrong = row.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());
-    let absent = || "-".to_owned();
-    let latency = match &row.latency {
-        Some(l) => {
-            let times = [l.min_us, l.typical_us, l.avg_us, l.p99_us, l.max_us].map(time);
-            [&[l.round_trips.to_string()], &times[..]].concat()
-        }
-        None => vec![absent(); 6],
-    };
-    let bandwidth = match &row.bandwidth {
-        Some(b) => [b.messages.to_string(), format!("{:.2}", b.mib_s), format!("{:.6}", b.rate_m_s)],
-        None => [absent(), absent(), absent()],
-    };
-    let [trips, min, typical, avg, p99, max] = &latency[..] else { unreachable!("six columns") };
-    let [messages, mib_s, rate] = &bandwidth;
-    format!(
-        "{:>12}  {trips:>6}  {min:>7}  {typical:>7}  {avg:>7}  {p99:>7}  {max:>7}  {messages:>8}  {mib_s:>8}  {rate:>8}  \
-         {wrong:>6}  {}",
-        row.size_bytes, row.transport,
-    )
-}
-
-fn csv_row(row: &Row) -> String {
-    let wrong = row.wrong.map_or("N/A".to_owned(), |wrong| wrong.to_string());
-    let latency = row.latency.as_ref().map_or(",,,,,".to_owned(), |l| {
+            None => vec![absent(); 6],
+        };
+        let bandwidth = match &self.bandwidth {
+            Some(b) => [b.messages.to_string(), format!("{:.2}", b.mib_s), format!("{:.6}", b.rate_m_s)],
+            None => [absent(), absent(), absent()],
+        };
+        let [trips, min, typical, avg, p99, max] = &latency[..] else { unreachable!("six columns") };
+        let [messages, mib_s, rate] = &bandwidth;
         format!(
-            "{},{:.3},{:.3},{:.3},{:.3},{:.3}",
-            l.round_trips, l.min_us, l.typical_us, l.avg_us, l.p99_us, l.max_us
+            "{:>12}  {trips:>6}  {min:>7}  {typical:>7}  {avg:>7}  {p99:>7}  {max:>7}  {messages:>8}  {mib_s:>8}  {rate:>8}  \
+             {wrong:>6}  {}",
+            self.size_bytes, self.transport,
         )
-    });
-    let bandwidth = row.bandwidth.as_ref().map_or(",,,,".to_owned(), |b| {
-        format!("{},{},{},{:.3},{:.6}", b.messages, b.directions, b.window, b.mib_s, b.rate_m_s)
-    });
-    format!("{},{},{latency},{bandwidth},{wrong},{}", row.op, row.size_bytes, row.transport)
+    }
+
+    fn csv(&self) -> String {
+        let wrong = wrong(self.wrong);
+        let latency = self.latency.as_ref().map_or(",,,,,".to_owned(), |l| {
+            format!(
+                "{},{:.3},{:.3},{:.3},{:.3},{:.3}",
+                l.round_trips, l.min_us, l.typical_us, l.avg_us, l.p99_us, l.max_us
+            )
+        });
+        let bandwidth = self.bandwidth.as_ref().map_or(",,,,".to_owned(), |b| {
+            format!("{},{},{},{:.3},{:.6}", b.messages, b.directions, b.window, b.mib_s, b.rate_m_s)
+        });
+        format!("{},{},{latency},{bandwidth},{wrong},{}", self.op, self.size_bytes, self.transport)
+    }
+
+    fn wrong(&self) -> Option<u64> {
+        self.wrong
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::bench::printer::{Format, printed};
 
     fn row(latency: bool, bandwidth: bool, wrong: Option<u64>) -> Row {
         Row {
@@ -199,15 +135,6 @@ mod tests {
             wrong,
             transport: "uring".into(),
         }
-    }
-
-    fn printed(format: Format, row: Row) -> String {
-        let mut out = Vec::new();
-        let ranks = vec![RankLine { rank: 0, host: "h".into(), pid: 1, why: "w".into() }];
-        let mut p = Printer::start(&mut out, format, "t".into(), ranks).unwrap();
-        p.row(row).unwrap();
-        p.finish().unwrap();
-        String::from_utf8(out).unwrap()
     }
 
     #[test]
@@ -221,10 +148,10 @@ mod tests {
     #[test]
     fn every_row_has_all_columns() {
         for (latency, bandwidth) in [(true, true), (true, false), (false, true)] {
-            let csv = printed(Format::Csv, row(latency, bandwidth, Some(0)));
+            let csv = printed(Format::Csv, [row(latency, bandwidth, Some(0))]);
             let columns: Vec<usize> = csv.lines().map(|l| l.split(',').count()).collect();
             assert_eq!(columns, [15, 15], "{csv}");
-            let table = printed(Format::Table, row(latency, bandwidth, Some(0)));
+            let table = printed(Format::Table, [row(latency, bandwidth, Some(0))]);
             let last = table.lines().find(|l| !l.starts_with('#')).unwrap();
             assert_eq!(last.split_whitespace().count(), 12, "{table}");
         }
@@ -232,11 +159,11 @@ mod tests {
 
     #[test]
     fn wrong_bytes_are_never_hidden() {
-        assert!(printed(Format::Table, row(true, true, Some(3))).contains("3 FAILED"));
-        assert!(printed(Format::Table, row(true, true, Some(0))).contains("0 OK"));
-        assert!(printed(Format::Table, row(true, true, None)).contains("not checked"));
+        assert!(printed(Format::Table, [row(true, true, Some(3))]).contains("3 FAILED"));
+        assert!(printed(Format::Table, [row(true, true, Some(0))]).contains("0 OK"));
+        assert!(printed(Format::Table, [row(true, true, None)]).contains("not checked"));
         let json: serde_json::Value =
-            serde_json::from_str(&printed(Format::Json, row(true, false, Some(3)))).unwrap();
+            serde_json::from_str(&printed(Format::Json, [row(true, false, Some(3))])).unwrap();
         assert_eq!((json["wrong"].as_u64(), json["rows"][0]["bandwidth"].is_null()), (Some(3), true));
     }
 }
