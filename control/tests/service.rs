@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ringway_control::core::coordination::CoordinatorConfig;
 use ringway_control::rpc::client::{
@@ -221,6 +221,39 @@ fn a_restarted_task_takes_over_and_its_old_life_is_told() {
     assert_eq!(new.kv_add("mine", 1), Ok(1));
     let back = Agent::start(AgentConfig::new(server.local_addr().to_string(), process(0, 500), PATIENCE));
     assert!(matches!(back, Err(AgentError::Refused { .. })), "{back:?}");
+}
+
+/// Where the notice of a preemption goes to.
+fn told(agent: &Agent) -> mpsc::Receiver<Option<SystemTime>> {
+    let (send, receive) = mpsc::channel();
+    agent.on_preemption(move |when| send.send(when).unwrap());
+    receive
+}
+
+#[test]
+fn a_preemption_is_announced_to_all_tasks() {
+    let server = serve(coordinator(2));
+    let (first, second) = (agent(&server, 0), agent(&server, 1));
+    let before = told(&second);
+    let at_least = SystemTime::now() + Duration::from_secs(29);
+    first.announce_preemption(Duration::from_secs(30)).unwrap();
+    let when = before.recv_timeout(PATIENCE).unwrap().unwrap();
+    assert!(when >= at_least, "{when:?}");
+    assert_eq!(told(&first).recv_timeout(PATIENCE).unwrap(), Some(when), "also to who asks later");
+    second.announce_preemption(Duration::from_secs(99)).unwrap();
+    assert_eq!(told(&second).recv_timeout(PATIENCE).unwrap(), Some(when), "the first word stands");
+}
+
+#[test]
+fn a_service_whose_process_is_told_to_end_tells_its_tasks() {
+    let server = serve(coordinator(1));
+    let agent = agent(&server, 0);
+    let told = told(&agent);
+    server.announce_preemption(Duration::from_secs(30));
+    assert!(told.recv_timeout(PATIENCE).unwrap().is_some());
+    assert!(!server.wait_until_empty(Duration::ZERO));
+    agent.leave().unwrap();
+    assert!(server.wait_until_empty(PATIENCE));
 }
 
 #[test]

@@ -93,6 +93,68 @@ async fn a_call_for_another_life_of_the_service_is_refused() {
     assert_eq!(mismatch.service_incarnation, SERVICE);
 }
 
+fn barrier_of(id: i32, name: &str, counter: i64) -> xla::BarrierRequest {
+    xla::BarrierRequest {
+        incarnations: said(id),
+        barrier_id: name.to_owned(),
+        barrier_timeout_in_ms: 60_000,
+        source_task_id: id,
+        counter,
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn tasks_that_are_out_of_step_are_told() {
+    let server = start();
+    let (mut first, mut second) = both(&server).await;
+    for counter in 0..2 {
+        let (one, other) = tokio::join!(
+            first.barrier(barrier_of(0, "step", counter)),
+            second.barrier(barrier_of(1, "step", counter))
+        );
+        assert_eq!(
+            (one.unwrap().into_inner().counter, other.unwrap().into_inner().counter),
+            (counter, counter)
+        );
+    }
+    let refused = first.barrier(barrier_of(0, "step", 7)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Internal);
+    let whose: xla::BarrierError = detail(&refused, "BarrierError");
+    assert_eq!((whose.barrier_id.as_str(), whose.counter), ("step", 2));
+    // Clients take an error for one of the coordination service by this.
+    let _: xla::CoordinationServiceError = detail(&refused, "CoordinationServiceError");
+}
+
+#[tokio::test]
+async fn a_process_that_was_replaced_is_refused() {
+    let server = start();
+    let (mut first, mut second) = both(&server).await;
+    let again = xla::RegisterTaskRequest { incarnation: 9, source_task_id: 1 };
+    assert_eq!(second.register_task(again).await.unwrap_err().code(), Code::Aborted);
+    second.register_task(again).await.unwrap();
+    // Requests about keys do not say whose they are but by the incarnation. Task 0 has the same in this test.
+    let old = xla::BarrierRequest { incarnations: said(1), ..barrier_of(1, "b", 0) };
+    let refused = first.barrier(old).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Aborted);
+    assert!(refused.message().contains("was replaced by"), "{refused}");
+}
+
+#[tokio::test]
+async fn compressed_requests_and_large_values_are_taken() {
+    let server = start();
+    let (first, mut second) = both(&server).await;
+    let value = vec![3; 20 << 20];
+    let mut first = first.send_compressed(tonic::codec::CompressionEncoding::Gzip);
+    let kv = Some(xla::KeyValueEntry { key: "large".to_owned(), value: value.clone() });
+    let insert = xla::InsertKeyValueRequest { incarnations: said(0), kv, allow_overwrite: false };
+    first.insert_key_value(insert).await.unwrap();
+    second = second.max_decoding_message_size(64 << 20);
+    let get = xla::TryGetKeyValueRequest { incarnations: said(1), key: "large".to_owned() };
+    let found = second.try_get_key_value(get).await.unwrap().into_inner().kv.unwrap();
+    assert!(found.value == value);
+}
+
 #[tokio::test]
 async fn a_task_whose_connection_ends_is_lost_at_once() {
     let server = start();

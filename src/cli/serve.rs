@@ -4,6 +4,7 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -14,6 +15,9 @@ use ringway_control::launch::cluster::{Cluster, ClusterError};
 use ringway_control::runtime::task::{Task, TaskError};
 use ringway_control::runtime::worker::Traffic;
 use ringway_control::settings::{HostPort, Settings, SettingsError};
+
+/// Between two looks at who is still connected.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Run one task of a cluster: its coordination service, and a worker that runs graphs
 ///
@@ -40,6 +44,10 @@ pub(crate) struct Args {
     /// The index of this task in its job
     #[arg(long)]
     task: u32,
+    /// Jobs whose tasks register with the coordination service, where not all do: with the workers of a
+    /// MultiWorkerMirroredStrategy whose leader is ps:0, worker
+    #[arg(long, value_name = "JOB", value_delimiter = ',')]
+    coordinate: Vec<String>,
     /// Listen here instead of at the task's own address
     #[arg(long, value_name = "HOST:PORT")]
     bind: Option<String>,
@@ -94,7 +102,8 @@ pub(crate) enum ServeCommandError {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
     let settings = Settings::from_env()?;
     ringway::log::start(&settings)?;
-    let cluster = Cluster::parse(&read_cluster(&args.cluster)?)?;
+    let mut cluster = Cluster::parse(&read_cluster(&args.cluster)?)?;
+    cluster.coordinate(&args.coordinate)?;
     let own = cluster.address(&args.job, args.task)?;
     let bind = match &args.bind {
         None => own.clone(),
@@ -111,7 +120,15 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
         args.task,
         task.local_addr()
     ));
-    while signals.wait(None).map_err(ServeCommandError::Signals)?.is_empty() {}
+    let arrived = loop {
+        let arrived = signals.wait(None).map_err(ServeCommandError::Signals)?;
+        if !arrived.is_empty() {
+            break arrived;
+        }
+    };
+    if arrived.contains(&Signal::TERM) {
+        say_farewell(&task, settings.preemption_grace, &mut signals)?;
+    }
     let Traffic { plane_tensors, plane_bytes, grpc_tensors, grpc_bytes } = task.traffic();
     drop(task);
     say(&format!(
@@ -119,6 +136,24 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
          ({grpc_bytes} B)"
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells the tasks that are connected, and lets them leave, for `grace` at most or until another signal.
+fn say_farewell(task: &Task, grace: Duration, signals: &mut Signals) -> Result<(), ServeCommandError> {
+    if !task.announce_end(grace) {
+        return Ok(());
+    }
+    say(&format!(
+        "serve: tasks are connected and are told; ending when they have left, in {} s, or at another signal",
+        grace.as_secs_f64()
+    ));
+    let deadline = Instant::now() + grace;
+    while Instant::now() < deadline && !task.wait_until_alone(Duration::ZERO) {
+        if !signals.wait(Some(LOOK_AGAIN)).map_err(ServeCommandError::Signals)?.is_empty() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn read_cluster(given: &str) -> Result<String, ServeCommandError> {

@@ -1,4 +1,5 @@
 """Servers of a cluster, stock and ours: the runner's side, which starts them (Nursery), and the scenario's (Cluster).
+Tasks of the kind "outside" are the scenario's own to start.
 
 The runner has imported TensorFlow and run nothing of it, so that a stock server is a fork of it and starts in a
 tenth of a second. A scenario is another fork; it has threads by then, and asks the runner for new servers.
@@ -17,6 +18,7 @@ import grpc
 import tensorflow as tf
 
 ANSWER_S = 20  # a server that does not answer within this is a failure
+GRACE_MS = 2000  # a server of ours that is told to end waits so long for tasks that are connected
 END_S = 10  # a server of ours that has not ended by SIGTERM within this is a failure
 PR_SET_PDEATHSIG = 1
 
@@ -45,15 +47,16 @@ def free_ports(count):
 class Nursery:
     """Starts and ends the servers of one scenario. `layout` is {job: [kind of task 0, ...]}."""
 
-    def __init__(self, layout, program, logs):
-        self.layout, self.program, self.logs = layout, program, Path(logs)
+    def __init__(self, layout, program, logs, flags=()):
+        self.layout, self.program, self.logs, self.flags = layout, program, Path(logs), list(flags)
         ports = iter(free_ports(sum(len(kinds) for kinds in layout.values())))
         self.addresses = {job: [f"127.0.0.1:{next(ports)}" for _ in kinds] for job, kinds in layout.items()}
         self.pids = {}
         self.lives = {}
 
     def tasks(self):
-        return [(job, index) for job, kinds in self.layout.items() for index in range(len(kinds))]
+        return [(job, index) for job, kinds in self.layout.items() for index, kind in enumerate(kinds)
+                if kind != "outside"]
 
     def log(self, job, index):
         """Where the present life of a task writes."""
@@ -85,7 +88,9 @@ class Nursery:
 
     def _start_ringway(self, job, index, log):
         command = [self.program, "serve", "--cluster", json.dumps(self.addresses), "--job", job, "--task", str(index)]
-        return subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=die_with_parent).pid
+        command += self.flags
+        environment = dict(os.environ, RINGWAY_PREEMPTION_GRACE_MS=str(GRACE_MS))
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent).pid
 
     def kill(self, job, index):
         os.kill(self.pids[job, index], signal.SIGKILL)
@@ -149,8 +154,9 @@ class Cluster:
 
     def wait_for_all(self):
         for job, kinds in self.layout.items():
-            for index in range(len(kinds)):
-                self.wait(job, index)
+            for index, kind in enumerate(kinds):
+                if kind != "outside":
+                    self.wait(job, index)
 
     def start(self, job, index):
         self._ask("start", job, index)

@@ -2,8 +2,9 @@
 """run.py [--against ringway|stock] [--program PATH] [--keep] [SCENARIO...]: stock TensorFlow and JAX clients against servers.
 
 A scenario is a file such as session/matmul.py with
-  CLUSTER     {job: number of tasks}, or {job: [kind of each task]} with the kinds stock, ringway and tested
+  CLUSTER     {job: number of tasks}, or {job: [kind of each task]} with the kinds stock, ringway, tested and outside
   run(c)      what is done and expected; `c` is a cluster.Cluster whose servers answer
+  SERVE       flags for `ringway serve`, if any
   DEADLINE_S  seconds for all of it; 60 when it is not given
 Each runs in a process of its own, with servers of its own, whose logs are kept and shown when it fails.
 --against stock replaces every server by TensorFlow's own: what a scenario expects is so known to be what stock does.
@@ -59,6 +60,8 @@ def load(path):
 def layout(declared, against):
     """{job: [stock or ringway, ...]} of a CLUSTER, in a run against that kind."""
     def kind(each):
+        if each == "outside":
+            return each
         return against if each == "tested" or against == "stock" else each
     lists = {job: ["tested"] * n if isinstance(n, int) else n for job, n in declared.items()}
     return {job: [kind(each) for each in kinds] for job, kinds in lists.items()}
@@ -89,7 +92,8 @@ def run_one(path, against, program, logs):
     """Runs a scenario. Returns what is wrong, as a list of lines; it is empty when nothing is."""
     module = load(path)
     deadline_s = getattr(module, "DEADLINE_S", DEADLINE_S)
-    nursery = cluster.Nursery(layout(module.CLUSTER, against), program, logs)
+    flags = getattr(module, "SERVE", [])
+    nursery = cluster.Nursery(layout(module.CLUSTER, against), program, logs, flags)
     here, there = multiprocessing.Pipe()
     wrong = []
     try:

@@ -21,6 +21,8 @@ pub const MAX_TASKS: usize = 65_536;
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Cluster {
     jobs: Vec<(String, Vec<HostPort>)>,
+    /// Jobs whose tasks register with the coordination service; all, where none is named.
+    coordinated: Vec<String>,
 }
 
 /// What is wrong with a cluster description.
@@ -142,7 +144,7 @@ impl Cluster {
                 }
             }
         }
-        let cluster = Cluster { jobs };
+        let cluster = Cluster { jobs, coordinated: Vec::new() };
         cluster.check()?;
         Ok(cluster)
     }
@@ -187,6 +189,24 @@ impl Cluster {
         self.jobs
             .iter()
             .flat_map(|(job, tasks)| (0u32..).zip(tasks).map(move |(i, address)| (job.as_str(), i, address)))
+    }
+
+    /// The jobs whose tasks register with the coordination service, in the order given, with how many tasks each has.
+    pub fn coordinated_sizes(&self) -> Vec<(String, u32)> {
+        let all = self.job_sizes().into_iter();
+        all.filter(|(job, _)| self.coordinated.is_empty() || self.coordinated.contains(job)).collect()
+    }
+
+    /// Says which jobs register with the coordination service; all do unless this is called.
+    ///
+    /// # Errors
+    /// When there is no such job.
+    pub fn coordinate(&mut self, jobs: &[String]) -> Result<(), ClusterError> {
+        for job in jobs {
+            self.address(job, 0)?;
+        }
+        self.coordinated = jobs.to_vec();
+        Ok(())
     }
 
     /// The jobs in the order given, with how many tasks each has.

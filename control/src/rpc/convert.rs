@@ -81,10 +81,10 @@ const TASK_METADATA: &str = "ringway-task";
 const INCARNATION_METADATA: &str = "ringway-incarnation";
 
 /// Puts the life of a task that a call comes from into its metadata.
-pub(super) fn sign(life: &Life, metadata: &mut MetadataMap) {
+pub(super) fn sign(task: &TaskId, incarnation: Incarnation, metadata: &mut MetadataMap) {
     let words = [
-        (TASK_METADATA, format!("{}:{}", life.task.job(), life.task.index())),
-        (INCARNATION_METADATA, life.incarnation.0.to_string()),
+        (TASK_METADATA, format!("{}:{}", task.job(), task.index())),
+        (INCARNATION_METADATA, incarnation.0.to_string()),
     ];
     for (key, word) in words {
         // Names of jobs and numbers are ASCII.
@@ -105,7 +105,8 @@ pub(super) fn signed<T>(request: Request<T>) -> Result<(Option<Life>, T), Status
             let number = incarnation.parse();
             let number = number
                 .map_err(|_| invalid(format!("{INCARNATION_METADATA}: {incarnation:?} is no number")))?;
-            Some(Life { task: TaskId::new(job, index).map_err(invalid)?, incarnation: Incarnation(number) })
+            let task = Some(TaskId::new(job, index).map_err(invalid)?);
+            Some(Life { task, incarnation: Incarnation(number) })
         }
         _ => None,
     };

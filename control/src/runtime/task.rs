@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ringway_proto::ringway::v1::DataPlaneTask;
 use ringway_topology::host::host_id;
@@ -96,7 +97,7 @@ impl Task {
         let routes = Routes::new(WorkerRpc::service(worker.clone()))
             .add_service(crate::rpc::serve::master::service(master))
             .add_service(EagerRpc::service(eager.clone()));
-        let server = serve_cluster(bind, cluster.job_sizes(), agents, Some(routes), settings)?;
+        let server = serve_cluster(bind, cluster.coordinated_sizes(), agents, Some(routes), settings)?;
         let leases = eager.clone();
         let leases = worker.calls().spawn(async move { leases.watch_leases().await }).abort_handle();
         Ok(Task { server, worker, eager, leases })
@@ -106,6 +107,19 @@ impl Task {
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.server.local_addr()
+    }
+
+    /// Tells the tasks that are connected to its coordination service that this one will end in `grace`. Whether any is.
+    #[must_use]
+    pub fn announce_end(&self, grace: Duration) -> bool {
+        self.server.announce_preemption(grace);
+        !self.server.wait_until_empty(Duration::ZERO)
+    }
+
+    /// Waits until no task is connected to its coordination service, for `limit` at most. Whether that is so.
+    #[must_use]
+    pub fn wait_until_alone(&self, limit: Duration) -> bool {
+        self.server.wait_until_empty(limit)
     }
 
     /// What it received from other tasks so far.

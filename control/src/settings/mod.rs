@@ -86,6 +86,8 @@ pub struct Settings {
     pub heartbeat_timeout: Duration,
     /// The same for tasks that speak XLA's dialect.
     pub xla_heartbeat_timeout: Duration,
+    /// `RINGWAY_PREEMPTION_GRACE_MS`.
+    pub preemption_grace: Duration,
     /// `RINGWAY_CONNECT_TIMEOUT_MS`.
     pub connect_timeout: Duration,
     /// `RINGWAY_JOIN_TIMEOUT_MS`.
@@ -285,6 +287,7 @@ impl Settings {
             huge_pages: values.word("RINGWAY_HUGE_PAGES") != Some("off"),
             heartbeat_timeout: values.millis("RINGWAY_HEARTBEAT_TIMEOUT_MS"),
             xla_heartbeat_timeout: values.millis("RINGWAY_XLA_HEARTBEAT_TIMEOUT_MS"),
+            preemption_grace: values.millis("RINGWAY_PREEMPTION_GRACE_MS"),
             connect_timeout: values.millis("RINGWAY_CONNECT_TIMEOUT_MS"),
             join_timeout: values.millis("RINGWAY_JOIN_TIMEOUT_MS"),
             log: values.text("RINGWAY_LOG").unwrap_or_default(),

@@ -391,6 +391,13 @@ pub const TABLE: &[Setting] = &[
         "The same for tasks of JAX: not less than the heartbeat_timeout_seconds that they are given.",
     ),
     row(
+        "RINGWAY_PREEMPTION_GRACE_MS",
+        Kind::Number { min: 0, max: DAY_MS },
+        Some("20000"),
+        "ms",
+        "How long `ringway serve` stays after SIGTERM while tasks are connected, which are told at once.",
+    ),
+    row(
         "RINGWAY_CONNECT_TIMEOUT_MS",
         Kind::Number { min: 10, max: DAY_MS },
         Some("30000"),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ringway_control::core::coordination::errors::Code;
+use ringway_control::core::coordination::preemption::{NOTICE_KEY, TENSORFLOW_KEY};
 use ringway_control::core::coordination::request::{
     BarrierCall, Event, Life, Reply, ReplyTo, Request, State,
 };
@@ -17,7 +18,7 @@ fn together(index: u32, life: u64) -> Request {
 fn as_life(bench: &mut Bench, index: u32, life: u64, request: Request) -> ReplyTo {
     bench.next += 1;
     let reply = ReplyTo(bench.next);
-    let from = Some(Life { task: worker(index), incarnation: Incarnation(life) });
+    let from = Some(Life { task: Some(worker(index)), incarnation: Incarnation(life) });
     bench.event(Event::Ask { reply, from, request });
     reply
 }
@@ -97,6 +98,27 @@ fn a_life_that_was_replaced_changes_nothing() {
     );
 }
 
+#[test]
+fn a_life_is_known_by_its_incarnation_alone() {
+    let mut bench = Bench::with(|_| {});
+    (0..3).for_each(|index| bench.now(register(index, 10 + u64::from(index))).map(drop).unwrap());
+    bench.now(register(1, 21)).unwrap_err();
+    bench.now(register(1, 21)).unwrap();
+    let mut said = |life, request| {
+        let reply = ReplyTo(1000 + life);
+        let from = Some(Life { task: None, incarnation: Incarnation(life) });
+        bench.event(Event::Ask { reply, from, request });
+        bench.answers.remove(&reply).expect("the answer comes at once")
+    };
+    assert_eq!(said(21, insert("a", "1")), Ok(Reply::Done));
+    assert_eq!(code(&said(11, insert("b", "1"))), Some(Code::Aborted), "C4");
+    assert_eq!(
+        said(99, insert("c", "1")),
+        Ok(Reply::Done),
+        "one that nobody knows cannot be known to be older"
+    );
+}
+
 fn use_of(counter: i64, source: u32, tasks: &[u32]) -> Request {
     Request::Barrier(BarrierCall {
         id: "b".to_owned(),
@@ -173,4 +195,17 @@ fn a_barrier_that_failed_cannot_be_cancelled() {
     assert_eq!(code(&bench.answers.remove(&late).unwrap()), Some(Code::DeadlineExceeded));
     let cancel = Request::CancelBarrier { id: "b".to_owned(), counter: 0, source: worker(1) };
     assert_eq!(code(&bench.now(cancel)), Some(Code::FailedPrecondition));
+}
+
+#[test]
+fn the_first_notice_of_a_preemption_stands() {
+    let mut bench = Bench::up();
+    let waits = bench.ask(Request::Get { key: NOTICE_KEY.to_owned() });
+    let watches = bench.ask(Request::Get { key: TENSORFLOW_KEY.to_owned() });
+    bench.event(Event::Preempted { when: "now".to_owned() });
+    bench.event(Event::Preempted { when: "later".to_owned() });
+    for reply in [waits, watches] {
+        let answer = bench.answers.remove(&reply).unwrap();
+        assert!(matches!(&answer, Ok(Reply::Entry { value, .. }) if ***value == *b"now"), "{answer:?}");
+    }
 }

@@ -8,7 +8,7 @@ use super::errors::{Code, Origin, Refusal, TaskError, clip};
 use super::gathering::Entrant;
 use super::losses::{Evidence, Loss};
 use super::membership::Slot;
-use super::request::{Effect, Life, Reply, ReplyTo, State};
+use super::request::{Effect, Reply, ReplyTo, State};
 use super::{Answer, Coordinator, Held};
 use crate::core::time::Time;
 
@@ -79,7 +79,7 @@ impl Coordinator {
             self.members.devices(slot, Vec::new(), out);
             return Ok(Answer::Now(Ok(reply)));
         }
-        self.members.not_replaced(&Life { task: task.clone(), incarnation })?;
+        self.members.not_replaced(slot, incarnation)?;
         let entrant = Entrant { incarnation, silence, callers: vec![to] };
         self.gathering.enter(now, slot, entrant, &self.members, out);
         self.gather(now, out);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ringway_topology::{Incarnation, TaskId};
 
 use super::errors::{Code, Refusal, list};
-use super::request::{Device, Effect, Life, Process, Reply, ReplyTo, State, TaskStatus};
+use super::request::{Device, Effect, Process, Reply, ReplyTo, State, TaskStatus};
 use crate::core::time::Time;
 
 /// Earlier lives of a task that are remembered.
@@ -56,6 +56,8 @@ pub(super) struct Membership {
     /// The tasks that will not come any more as they are, and why; a new life of one takes it off.
     gone: BTreeMap<Slot, String>,
     everyone: Arc<[Slot]>,
+    /// The latest life of each task, and its earlier ones.
+    lives: BTreeMap<Incarnation, Slot>,
     /// Tasks whose devices are known.
     known: usize,
     waiting: Vec<ReplyTo>,
@@ -86,6 +88,7 @@ impl Membership {
             failed: BTreeSet::new(),
             gone: BTreeMap::new(),
             everyone,
+            lives: BTreeMap::new(),
             known: 0,
             waiting: Vec::new(),
             wait_deadline: None,
@@ -140,16 +143,21 @@ impl Membership {
         self.get(slot).state == State::Connected
     }
 
+    /// Whose life this is, of those that are remembered.
+    pub(super) fn life(&self, incarnation: Incarnation) -> Option<Slot> {
+        self.lives.get(&incarnation).copied()
+    }
+
     /// Refuses a life of a task in whose place there is another (C4).
-    pub(super) fn not_replaced(&self, life: &Life) -> Result<(), Refusal> {
-        let member = self.get(self.slot(&life.task)?);
-        let other = member.state == State::Connected && member.incarnation != life.incarnation;
-        if !other && !member.past.contains(&life.incarnation) {
+    pub(super) fn not_replaced(&self, slot: Slot, incarnation: Incarnation) -> Result<(), Refusal> {
+        let member = self.get(slot);
+        let other = member.state == State::Connected && member.incarnation != incarnation;
+        if !other && !member.past.contains(&incarnation) {
             return Ok(());
         }
         let message = format!(
             "incarnation {} of {} was replaced by {}: this process must end",
-            life.incarnation, member.task, member.incarnation
+            incarnation, member.task, member.incarnation
         );
         Err(Refusal::new(Code::Aborted, message))
     }
@@ -237,13 +245,16 @@ impl Membership {
     /// A task begins a life.
     pub(super) fn connect(&mut self, now: Time, slot: Slot, incarnation: Incarnation, out: &mut Vec<Effect>) {
         self.gone.remove(&slot);
-        let member = self.get_mut(slot);
+        self.lives.insert(incarnation, slot);
+        let member = &mut self.members[slot.0 as usize];
         member.began = now;
         let before = std::mem::replace(&mut member.incarnation, incarnation);
         if before != incarnation && before != Incarnation::default() {
             member.past.push_back(before);
-            if member.past.len() > PAST_LIVES_LIMIT {
-                member.past.pop_front();
+            if member.past.len() > PAST_LIVES_LIMIT
+                && let Some(oldest) = member.past.pop_front()
+            {
+                self.lives.remove(&oldest);
             }
         }
         member.process = None;

@@ -14,6 +14,7 @@
 pub mod errors;
 pub mod groups;
 pub mod losses;
+pub mod preemption;
 pub mod request;
 pub mod waits;
 
@@ -150,15 +151,18 @@ impl Coordinator {
     }
 
     fn ask(&mut self, now: Time, to: ReplyTo, from: Option<Life>, request: Request, out: &mut Vec<Effect>) {
-        let source = from.as_ref().map(|life| &life.task).or(request.source());
+        let source = from.as_ref().and_then(|life| life.task.as_ref()).or(request.source());
         let of = source.and_then(|task| self.members.slot(task).ok());
+        let of = of.or_else(|| from.as_ref().and_then(|life| self.members.life(life.incarnation)));
         let answer = if self.stopped {
             Answer::Now(Err(stopping()))
         } else if self.held.len() >= self.config.limits.waiting {
             let message = format!("{} callers wait already, the limit: try again later", self.held.len());
             Answer::Now(Err(Refusal::new(Code::ResourceExhausted, message)))
         } else {
-            let current = from.as_ref().map_or(Ok(()), |life| self.members.not_replaced(life));
+            let current = from.as_ref().zip(of);
+            let current =
+                current.map_or(Ok(()), |(life, slot)| self.members.not_replaced(slot, life.incarnation));
             let answer = current.and_then(|()| self.dispatch(now, to, request, out));
             answer.unwrap_or_else(|error| Answer::Now(Err(error)))
         };
@@ -384,6 +388,14 @@ impl Coordinator {
         }
     }
 
+    /// The machine of the service is about to be taken away: whoever waits for that word has it.
+    fn preempted(&mut self, when: String, out: &mut Vec<Effect>) {
+        for key in [preemption::NOTICE_KEY, preemption::TENSORFLOW_KEY] {
+            // The first notice stands, and a store that is full has other troubles.
+            let _ = self.store.insert(key, when.clone().into_bytes(), false, out);
+        }
+    }
+
     /// The service ends: everybody who waits is told.
     fn stop(&mut self, out: &mut Vec<Effect>) {
         self.stopped = true;
@@ -427,6 +439,7 @@ impl Machine for Coordinator {
             Event::Gone { reply } => self.gone(now, reply),
             Event::WatchBroken { watch } => self.losses.broken(watch, now),
             Event::ProcessEnded { task, how } => self.process_ended(&task, how, out),
+            Event::Preempted { when } => self.preempted(when, out),
             Event::Stop => self.stop(out),
         }
         self.depart(now, out);

@@ -56,8 +56,8 @@ pub struct Process {
 /// Which life of a task a call comes from, where its caller says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Life {
-    /// The task.
-    pub task: TaskId,
+    /// The task. `None`: whichever has this incarnation, which is drawn at random.
+    pub task: Option<TaskId>,
     /// Which life of it.
     pub incarnation: Incarnation,
 }
@@ -253,6 +253,8 @@ pub enum Event {
     WatchBroken { watch: WatchId },
     /// Who started a task, and hosts the service, saw the task's process end: in these words.
     ProcessEnded { task: TaskId, how: String },
+    /// The machine of the service is about to be taken away, at this time, which [`super::preemption::time_text`] wrote.
+    Preempted { when: String },
     /// The service is about to end.
     Stop,
 }

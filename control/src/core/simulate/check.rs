@@ -89,7 +89,13 @@ impl Checks {
                 }
                 Vec::new()
             }
-            Some(Event::WatchBroken { .. } | Event::ProcessEnded { .. } | Event::Stop) | None => Vec::new(),
+            Some(
+                Event::WatchBroken { .. }
+                | Event::ProcessEnded { .. }
+                | Event::Preempted { .. }
+                | Event::Stop,
+            )
+            | None => Vec::new(),
         };
         let mut expected: BTreeMap<ReplyTo, Expected> = expected.into_iter().collect();
         for effect in effects {

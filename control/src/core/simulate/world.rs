@@ -344,8 +344,8 @@ impl World {
                 Event::Ask { reply, request, .. } => Happening::Arrive { to: reply, request },
                 Event::Gone { reply } => Happening::Gone { to: reply },
                 Event::WatchBroken { watch } => Happening::Broken { watch },
-                // The launcher is stopped with it; nobody stops the service in this world.
-                Event::ProcessEnded { .. } | Event::Stop => return Ok(()),
+                // The launcher is stopped with it; nobody stops the service in this world, nor takes its machine away.
+                Event::ProcessEnded { .. } | Event::Preempted { .. } | Event::Stop => return Ok(()),
             };
             self.at(until, again);
             return Ok(());
@@ -360,7 +360,7 @@ impl World {
 
     /// A request as it arrives: with the life of the task that sent it.
     fn asked(&self, to: ReplyTo, asked: Request) -> Event {
-        let life = |call: &CallInfo| request::Life { task: task(call.index), incarnation: call.life };
+        let life = |call: &CallInfo| request::Life { task: Some(task(call.index)), incarnation: call.life };
         // Probes ask for nobody.
         let calls = self.calls.get(&to).filter(|call| !matches!(call.purpose, Purpose::Probe { .. }));
         Event::Ask { reply: to, from: calls.map(life), request: asked }

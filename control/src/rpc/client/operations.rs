@@ -1,6 +1,6 @@
 //! What a task asks of the coordinator.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ringway_proto::ringway::v1 as wire;
 use ringway_proto::ringway::v1::session_setup_client::SessionSetupClient;
@@ -14,20 +14,23 @@ use tonic::transport::Channel;
 use super::Agent;
 use super::errors::{BarrierError, JoinError, ReportError, StoreError};
 use crate::core::coordination::groups::GroupTable;
-use crate::core::coordination::request::{Life, Process};
+use crate::core::coordination::preemption;
+use crate::core::coordination::request::Process;
 use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
 
 /// Time that a call gets beyond the wait that it asks for, so that the coordinator's own answer, which names who is
 /// missing, comes first.
 const MARGIN: Duration = Duration::from_secs(2);
+/// Between two tries of a wait whose connection broke.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Says of which life of a task each call is, so that none of a life that was replaced has an effect.
 #[derive(Clone)]
-struct Signature(Life);
+struct Signature(TaskId, Incarnation);
 
 impl Interceptor for Signature {
     fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
-        convert::sign(&self.0, request.metadata_mut());
+        convert::sign(&self.0, self.1, request.metadata_mut());
         Ok(request)
     }
 }
@@ -216,6 +219,55 @@ impl Agent {
         self.store(key, self.call_timeout, async move { client.delete_key_value(request).await }).map(drop)
     }
 
+    /// Tells all tasks that wait for such a word that this one will be taken away in `grace`. The first such word stands.
+    ///
+    /// # Errors
+    /// When the coordinator is not reached.
+    pub fn announce_preemption(&self, grace: Duration) -> Result<(), StoreError> {
+        let end = (SystemTime::now() + grace).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let when = preemption::time_text(i64::try_from(end.as_secs()).unwrap_or(i64::MAX));
+        for key in [preemption::NOTICE_KEY, preemption::TENSORFLOW_KEY] {
+            match self.kv_set(key, when.as_bytes(), false) {
+                Ok(()) | Err(StoreError::Exists { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `listener` once with the time at which a task, or the service, will be taken away, when that is announced: by
+    /// [`Agent::announce_preemption`], by `ringway serve` on SIGTERM, or by JAX's tasks. `None`: they did not say when.
+    ///
+    /// It is called on the agent's thread and must be quick; it must not call the agent.
+    pub fn on_preemption(&self, listener: impl FnOnce(Option<SystemTime>) + Send + 'static) {
+        let request = tf::GetKeyValueRequest { key: preemption::NOTICE_KEY.to_owned() };
+        let mut client = self.coordination();
+        let mut stage = self.stage.clone();
+        self.runtime.spawn(async move {
+            let answer = tokio::select! {
+                answer = async {
+                    loop {
+                        match client.get_key_value(request.clone()).await {
+                            Ok(answer) => return answer.into_inner(),
+                            // The connection broke: the agent finds out whether the coordinator is still there.
+                            Err(status) if std::error::Error::source(&status).is_some() => {
+                                tokio::time::sleep(ASK_AGAIN).await;
+                            }
+                            Err(status) => {
+                                tracing::debug!(%status, "no notice of a preemption will come");
+                                std::future::pending::<()>().await;
+                            }
+                        }
+                    }
+                } => answer,
+                _ = super::ended(&mut stage) => return,
+            };
+            let text = String::from_utf8(answer.kv.unwrap_or_default().value).unwrap_or_default();
+            let seconds = preemption::parse_time(&text).and_then(|seconds| u64::try_from(seconds).ok());
+            listener(seconds.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)));
+        });
+    }
+
     /// Waits until each of the tasks has called the barrier of this name; no tasks means all of the cluster. A name is
     /// good for one barrier.
     ///
@@ -245,8 +297,7 @@ impl Agent {
     }
 
     fn coordination(&self) -> CoordinationServiceClient<InterceptedService<Channel, Signature>> {
-        let process = &self.process;
-        let signature = Signature(Life { task: process.task.clone(), incarnation: process.incarnation });
+        let signature = Signature(self.process.task.clone(), self.process.incarnation);
         CoordinationServiceClient::with_interceptor(self.channel.clone(), signature)
             .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
             .max_encoding_message_size(MESSAGE_LIMIT_BYTES)

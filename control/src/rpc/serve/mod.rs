@@ -18,7 +18,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use ringway_proto::ringway::v1::session_setup_server::SessionSetupServer;
 use ringway_proto::tensorflow::coordination_service_server::CoordinationServiceServer;
@@ -35,6 +35,7 @@ use self::session::Session;
 use self::xla::XlaCoordination;
 use super::MESSAGE_LIMIT_BYTES;
 use crate::core::coordination::CoordinatorConfig;
+use crate::core::coordination::preemption::time_text;
 use crate::core::coordination::request::Event;
 
 /// Connections that the kernel holds until the service takes them.
@@ -206,6 +207,15 @@ impl Server {
     pub fn process_ended(&self, task: TaskId, how: impl Into<String>) {
         // The receiver is gone only if the service has ended already.
         let _ = self.urgent.send(Event::ProcessEnded { task, how: how.into() });
+    }
+
+    /// Tells all tasks that wait for such a word that the machine of the service will be taken away in `grace`.
+    pub fn announce_preemption(&self, grace: Duration) {
+        let end = SystemTime::now() + grace;
+        let seconds = end.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let when = time_text(i64::try_from(seconds).unwrap_or(i64::MAX));
+        // The receiver is gone only if the service has ended already.
+        let _ = self.urgent.send(Event::Preempted { when });
     }
 
     /// The task because of which this one failed, as it said itself: the first that it named.

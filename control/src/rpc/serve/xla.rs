@@ -56,11 +56,9 @@ impl XlaCoordination {
         if said.service_incarnation != 0 && said.service_incarnation != self.incarnation.0 {
             return Err(convert::service_mismatch(said.service_incarnation, self.incarnation));
         }
-        if said.task_incarnation == 0 {
-            return Ok(None);
-        }
-        let incarnation = Incarnation(said.task_incarnation);
-        Ok(Some(Life { task: self.tasks.task(said.task_id)?, incarnation }))
+        // JAX leaves the field for the task's number empty.
+        let life = Life { task: None, incarnation: Incarnation(said.task_incarnation) };
+        Ok((said.task_incarnation != 0).then_some(life))
     }
 
     fn task_info(&self, status: &TaskStatus) -> xla::TaskInfo {
