@@ -32,7 +32,7 @@
 #     --near NS: make each run while a cache line passes between the first two CPUs within NS nanoseconds (handoff.c):
 #     wait up to 20 s for such a moment, and run again, up to 4 times, if it was over before the run was. On a virtual
 #     machine whose CPUs move about on the host, all peers' times depend on it.
-# Ringway itself is the peer ringway-tcp, by the program at $RINGWAY (default: target/release/ringway here).
+# Ringway itself is the peers ringway-tcp and ringway-shm, by the program at $RINGWAY (default: target/release/ringway here).
 # Output: the CSV of bench_mpi.c, with the handoff in ns before and after the run, on stdout; remarks start with '#'.
 # stderr of the peers goes to $PEERS_LOG (default: $PEERS_HOME/log).
 set -u
@@ -48,7 +48,7 @@ NS=${PEERS_NS:-pb}                                # prefix of the network namesp
 TCPCC=${PEERS_CC:-}
 NET=10.77.0                                       # addresses inside those namespaces only
 
-SHM="openmpi4-shm openmpi5-shm openmpi4-ucx-shm openmpi5-ucx-shm mpich4-shm mpich5-shm mpich5-ofi-shm impi-shm oneccl-shm"
+SHM="openmpi4-shm openmpi5-shm openmpi4-ucx-shm openmpi5-ucx-shm mpich4-shm mpich5-shm mpich5-ofi-shm impi-shm oneccl-shm ringway-shm"
 TCP="ringway-tcp openmpi4-tcp openmpi5-tcp openmpi4-ucx-tcp openmpi5-ucx-tcp openmpi5-ofi-tcp mpich4-tcp mpich5-ucx-tcp mpich5-ofi-tcp mpich5-ofi-sockets impi-tcp oneccl-tcp gloo-tcp gloo-cpp-tcp gloo-native-tcp"
 NETNS="openmpi4-netns openmpi5-netns openmpi4-ucx-netns openmpi5-ucx-netns mpich4-netns mpich5-ucx-netns mpich5-ofi-netns impi-netns gloo-netns gloo-cpp-netns"
 
@@ -110,7 +110,8 @@ cmd() {
     mpich5-ofi-shm)     CMD=("${M5[@]}" -genv MPIR_CVAR_CH4_NETMOD ofi "$B/mpich5");;
     impi-shm)           CMD=("${IM[@]}" -genv I_MPI_FABRICS shm "$B/impi");;
     oneccl-shm)         CMD=("$(V oneccl)/bin/mpiexec" -n "$n" -genv I_MPI_FABRICS shm "$B/oneccl");;
-    ringway-tcp)        CMD=(env ${BIND:+RINGWAY_PIN=spread} "$HERE/bench_ringway.py" "$RINGWAY" "$n");;
+    ringway-shm)        CMD=(env RINGWAY_NET=shm ${BIND:+RINGWAY_PIN=spread} "$HERE/bench_ringway.py" "$RINGWAY" "$n");;
+    ringway-tcp)        CMD=(env RINGWAY_NET=tcp ${BIND:+RINGWAY_PIN=spread} "$HERE/bench_ringway.py" "$RINGWAY" "$n");;
     openmpi4-tcp)       CMD=("${O4[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo "$B/openmpi4");;
     openmpi5-tcp)       CMD=("${O5[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo "$B/openmpi5");;
     openmpi4-ucx-tcp)   CMD=("${O4[@]}" --mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any -x UCX_TLS=tcp,self -x UCX_NET_DEVICES=lo "$B/openmpi4");;

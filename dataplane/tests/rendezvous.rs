@@ -1,4 +1,4 @@
-//! The rendezvous between tasks, over the in-process transport in all its moods and over TCP.
+//! The rendezvous between tasks, over the in-process transport in all its moods, over TCP and in shared memory.
 
 mod rendezvous_tasks;
 
@@ -71,6 +71,57 @@ fn a_payload_is_lent_from_where_it_lies() {
     a.send(STEP, &key(1), Value::new(Meta::default(), kept.slice(4096..))).unwrap();
     let got = b.recv_wait(STEP, &key(1), Source::Peer(Peer(0)), FAR).unwrap();
     assert_eq!(got.payload.as_ptr(), at);
+}
+
+#[test]
+fn a_payload_is_read_where_it_lies_and_lent_until_it_is_let_go_of() {
+    // V2
+    let tasks = Tasks::shm(&[true, true], 64);
+    let [a, b] = [&tasks.all[0], &tasks.all[1]];
+    let mut kept = SharedBytes::copy_of(&patterned(1, 1 << 20), a.pool()).unwrap();
+    a.send(STEP, &key(0), Value::new(Meta::default(), kept.slice(4096..))).unwrap();
+    let got = b.recv_wait(STEP, &key(0), Source::Peer(Peer(0)), FAR).unwrap();
+    assert!(*got.payload == kept[4096..]);
+    // It is the sender's memory, seen through another mapping, and nobody's to write.
+    assert_ne!(got.payload.as_ptr(), kept[4096..].as_ptr());
+    assert!(!kept.is_unique());
+    let part = got.payload.slice(64..128);
+    let whole = got.payload.try_into_mut().unwrap_err();
+    drop(whole);
+    assert_eq!(part[..], kept[4096 + 64..4096 + 128]);
+    // A value that is passed on is read by the third where the first has it, or copied.
+    drop(part);
+    tasks.until(|| kept.is_unique());
+    let mut kept = kept.try_into_mut().unwrap();
+    kept[4096] = 77;
+    let mut kept = kept.freeze();
+    a.send(STEP, &key(1), Value::new(Meta::default(), kept.slice(4096..))).unwrap();
+    let again = b.recv_wait(STEP, &key(1), Source::Peer(Peer(0)), FAR).unwrap();
+    assert_eq!(again.payload[0], 77);
+    // One whose data plane has ended may still be reading: the memory is not used again.
+    b.send(STEP, &key(2), again.clone()).unwrap();
+    let back = a.recv_wait(STEP, &key(2), Source::Peer(Peer(1)), FAR).unwrap();
+    assert_eq!(back.payload[..], again.payload[..]);
+    drop(back);
+    let Tasks { all, .. } = tasks;
+    let mut all = all.into_iter();
+    let a = all.next().unwrap();
+    drop(all);
+    assert!(a.recv_wait(STEP, &key(3), Source::Peer(Peer(1)), FAR).is_err());
+    assert!(!kept.is_unique() && again.payload[0] == 77);
+}
+
+#[test]
+fn a_payload_that_cannot_be_seen_is_sent() {
+    let tasks = Tasks::shm(&[true, false], 64);
+    let [a, b] = [&tasks.all[0], &tasks.all[1]];
+    let mut kept = SharedBytes::copy_of(&patterned(2, 300_000), a.pool()).unwrap();
+    a.send(STEP, &key(0), Value::new(Meta::default(), kept.clone())).unwrap();
+    let got = b.recv_wait(STEP, &key(0), Source::Peer(Peer(0)), FAR).unwrap();
+    assert!(got.payload[..] == kept[..]);
+    tasks.until(|| kept.is_unique());
+    assert!(got.payload.try_into_mut().is_ok(), "a copy of its own");
+    assert_eq!(a.traffic()[0].1.values_sent, 1);
 }
 
 #[test]

@@ -17,11 +17,26 @@ fn the_table_is_verified_and_names_the_transport() {
     for row in &rows {
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(words[8], "0", "#wrong of {row}");
-        assert!(["uring", "epoll"].contains(words.last().unwrap()), "transport of {row}");
+        assert_eq!(words.last(), Some(&"shm"), "transport of {row}");
     }
     let who = end.stdout.iter().filter(|l| l.contains(" pid ") && l.contains(" by "));
     assert_eq!(who.count(), 4, "one line per rank says how it is reached: {end:?}");
     assert!(end.stdout.iter().any(|l| l.contains("0 OK")));
+}
+
+#[test]
+fn tcp_is_used_and_named_when_it_is_chosen() {
+    let mut command =
+        ringway(&["bench", "all-reduce", "-n", "4", "--sizes", "0,4,12,64K,1M", "--iters", "3"]);
+    command.env("RINGWAY_NET", "tcp");
+    let end = Run::start(command).end();
+    assert_eq!(end.code(), 0, "{end:?}");
+    let rows: Vec<&String> = end.stdout.iter().filter(|l| !l.starts_with('#')).collect();
+    assert_eq!(rows.len(), 5, "{end:?}");
+    for row in rows {
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert!(words[8] == "0" && ["uring", "epoll"].contains(words.last().unwrap()), "{row}");
+    }
 }
 
 #[test]
@@ -65,7 +80,7 @@ fn json_is_json_and_one_rank_is_enough() {
 #[test]
 fn the_epoll_driver_is_used_and_named_when_it_is_chosen() {
     let mut command = ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "8,1M", "--iters", "2"]);
-    command.env("RINGWAY_IO_DRIVER", "epoll");
+    command.env("RINGWAY_IO_DRIVER", "epoll").env("RINGWAY_NET", "tcp");
     let end = Run::start(command).end();
     assert_eq!(end.code(), 0, "{end:?}");
     assert!(end.stdout.iter().filter(|l| !l.starts_with('#')).all(|l| l.ends_with("epoll")), "{end:?}");
@@ -120,7 +135,7 @@ fn messages_between_two_ranks_are_verified_both_ways() {
         for row in end.stdout.iter().skip(1) {
             let words: Vec<&str> = row.split(',').collect();
             assert_eq!((words[0], words[2], words[13]), (more[1], "7", "0"), "{row}");
-            assert!(["uring", "epoll"].contains(&words[14]), "{row}");
+            assert_eq!(words[14], "shm", "{row}");
         }
     }
     let end = bench(&["p2p", "--sizes", "8", "--only", "latency", "--iters", "3", "--json"]);

@@ -38,6 +38,7 @@ fn every_subject_is_covered() {
         "control group",
         "memory node",
         "RDMA",
+        "Shared memory between ranks",
         "local rank 2",
     ] {
         assert!(text.contains(subject), "{subject} is missing: {text}");

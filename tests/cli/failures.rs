@@ -127,12 +127,10 @@ fn a_rank_that_exits_without_a_word_is_named_by_the_others() {
 }
 
 /// A long benchmark of 4 ranks, and the ranks' process ids, once it runs.
-fn running_bench(heartbeat_ms: Option<&str>) -> (Run, Vec<i32>) {
+fn running_bench(environment: &[(&str, &str)]) -> (Run, Vec<i32>) {
     let mut command =
         ringway(&["bench", "all-reduce", "-n", "4", "--sizes", "1M", "--iters", "1000000", "-w", "1"]);
-    if let Some(ms) = heartbeat_ms {
-        command.env("RINGWAY_HEARTBEAT_TIMEOUT_MS", ms);
-    }
+    command.envs(environment.iter().copied());
     let run = Run::start(command);
     let mut pids = Vec::new();
     loop {
@@ -154,8 +152,9 @@ fn signal(pid: i32, signal: Signal) {
 
 #[test]
 fn a_killed_rank_is_named_by_all_others() {
-    for victim in 0..4 {
-        let (run, pids) = running_bench(None);
+    // Over shared memory and over TCP.
+    for (victim, net) in [(0, "auto"), (1, "tcp"), (2, "auto"), (3, "tcp"), (3, "auto")] {
+        let (run, pids) = running_bench(&[("RINGWAY_NET", net)]);
         signal(pids[victim], Signal::KILL);
         let end = run.end();
         assert_eq!(end.code(), 128 + 9, "{end:?}");
@@ -173,14 +172,16 @@ fn a_killed_rank_is_named_by_all_others() {
 
 #[test]
 fn a_stopped_rank_is_named_once_the_heartbeat_limit_is_over() {
-    let (run, pids) = running_bench(Some("1500"));
-    signal(pids[2], Signal::STOP);
-    // The survivors name it; the launcher then ends the stopped one.
-    let end = run.end();
-    for rank in [0, 1, 3] {
-        let says = format!("ringway bench: rank {rank}: rank 2 on host ");
-        let line = end.stderr.lines().find(|l| l.starts_with(&says));
-        assert!(line.is_some_and(|l| l.contains("heartbeat")), "rank {rank}: {end:?}");
+    for net in ["auto", "tcp"] {
+        let (run, pids) = running_bench(&[("RINGWAY_HEARTBEAT_TIMEOUT_MS", "1500"), ("RINGWAY_NET", net)]);
+        signal(pids[2], Signal::STOP);
+        // The survivors name it; the launcher then ends the stopped one.
+        let end = run.end();
+        for rank in [0, 1, 3] {
+            let says = format!("ringway bench: rank {rank}: rank 2 on host ");
+            let line = end.stderr.lines().find(|l| l.starts_with(&says));
+            assert!(line.is_some_and(|l| l.contains("heartbeat")), "rank {rank}, {net}: {end:?}");
+        }
     }
 }
 

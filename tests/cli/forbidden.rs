@@ -8,12 +8,17 @@ use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 /// The number of io_uring_setup, the same on every architecture.
 const IO_URING_SETUP: i64 = 425;
 
-/// `ringway bench` of two ranks in an otherwise empty environment, under a filter that answers io_uring_setup with `errno`.
-/// Needs no privilege. A filter holds for the thread that installs it and for what is started from there.
+/// As [`bench_without`], of io_uring_setup.
 fn bench_without_uring(errno: Errno, environment: &'static [(&str, &str)]) -> End {
+    bench_without(IO_URING_SETUP, errno, environment)
+}
+
+/// `ringway bench` of two ranks in an otherwise empty environment, under a filter that answers a system call with `errno`.
+/// Needs no privilege. A filter holds for the thread that installs it and for what is started from there.
+fn bench_without(call: i64, errno: Errno, environment: &'static [(&str, &str)]) -> End {
     let confined = move || {
         let refuse = SeccompAction::Errno(errno.raw_os_error().unsigned_abs());
-        let rules = [(IO_URING_SETUP, Vec::new())].into_iter().collect();
+        let rules = [(call, Vec::new())].into_iter().collect();
         let filter = SeccompFilter::new(
             rules,
             SeccompAction::Allow,
@@ -34,7 +39,7 @@ fn epoll_takes_the_place_of_a_forbidden_io_uring_and_is_named() {
     for (errno, words) in
         [(Errno::PERM, "Operation not permitted"), (Errno::NOSYS, "Function not implemented")]
     {
-        let end = bench_without_uring(errno, &[]);
+        let end = bench_without_uring(errno, &[("RINGWAY_NET", "tcp")]);
         assert_eq!(end.code(), 0, "{end:?}");
         let rows: Vec<&String> = end.stdout.iter().filter(|l| !l.starts_with('#')).collect();
         assert_eq!(rows.len(), 2, "{end:?}");
@@ -59,5 +64,27 @@ fn a_forbidden_io_uring_that_was_asked_for_is_an_error_on_every_rank() {
             let line = line.unwrap_or_else(|| panic!("rank {rank} says nothing: {end:?}"));
             assert!(line.contains("seccomp") && line.contains("RINGWAY_IO_DRIVER=auto"), "{line}");
         }
+    }
+}
+
+#[test]
+fn ranks_that_may_not_read_each_others_memory_exchange_it_all_the_same() {
+    // process_vm_readv, as container engines forbid it without a ptrace capability; memfd_create, as nobody should.
+    const PROCESS_VM_READV: i64 = if cfg!(target_arch = "x86_64") { 310 } else { 270 };
+    const MEMFD_CREATE: i64 = if cfg!(target_arch = "x86_64") { 319 } else { 279 };
+    for (call, transport, words) in [
+        (PROCESS_VM_READV, "shm", "its other memory is read through the queue"),
+        (MEMFD_CREATE, "uring", "not shm: the system refused what shared memory needs"),
+    ] {
+        let end = bench_without(call, Errno::PERM, &[]);
+        assert_eq!(end.code(), 0, "{end:?}");
+        let rows: Vec<&String> = end.stdout.iter().filter(|l| !l.starts_with('#')).collect();
+        assert_eq!(rows.len(), 2, "{end:?}");
+        for row in rows {
+            let columns: Vec<&str> = row.split_whitespace().collect();
+            let last = columns.last().map(|last| if *last == "epoll" { "uring" } else { last });
+            assert_eq!((columns[8], last), ("0", Some(transport)), "{row}");
+        }
+        assert_eq!(end.stdout.iter().filter(|l| l.contains(words)).count(), 2, "each rank says why: {end:?}");
     }
 }

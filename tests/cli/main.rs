@@ -12,3 +12,4 @@ mod process;
 mod rdma;
 mod run;
 mod serve;
+mod shared_memory;

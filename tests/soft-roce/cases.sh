@@ -14,6 +14,8 @@ set -uo pipefail
 TRANSPORT=${CASES_TRANSPORT:-rdma}
 case $TRANSPORT in rdma) RINGWAY_RDMA=require;; *) RINGWAY_RDMA=off;; esac
 export RINGWAY_RDMA
+# The ranks of a guest would meet in shared memory.
+export RINGWAY_SHM=off
 # A case that takes longer has failed.
 CASE_S=300
 # How long the survivor of a failure may take to say so.

@@ -21,6 +21,8 @@ read -ra DEVICES <<<"${SOFTROCE_DEVS:?run this where guest.sh has made the devic
 read -ra NETDEVS <<<"${SOFTROCE_NETDEVS:-sr0 sr1}"
 read -ra IPS <<<"$SOFTROCE_IPS"
 unset RINGWAY_NET
+# The ranks of a guest would meet in shared memory.
+export RINGWAY_SHM=off
 export RINGWAY_RDMA=require
 export PATH=$PATH:/usr/sbin:/sbin
 failed=0

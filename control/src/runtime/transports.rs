@@ -7,12 +7,14 @@ use ringway_dataplane::fabric::interface::{self, Choice, NoInterface, Picked, Re
 use ringway_dataplane::fabric::route::{Offers, Withheld, write_offers};
 use ringway_dataplane::fabric::{Endpoint, EndpointError, Policy};
 use ringway_dataplane::rdma::RdmaTransport;
+use ringway_dataplane::shm::{self, ShmTransport};
 use ringway_dataplane::transport::{Address, Transport};
 use ringway_dataplane::uring::{Bind, Config, Congestion, DriverChoice, OpenError, TcpTransport};
 use ringway_topology::{Incarnation, LocalRank};
 use std::time::Duration;
 
-/// Names in `RINGWAY_NET`: TCP, and its two drivers.
+/// Names in `RINGWAY_NET`: shared memory, TCP, and its two drivers.
+const SHM: &str = "shm";
 const TCP: &str = "tcp";
 const DRIVERS: [&str; 2] = ["uring", "epoll"];
 
@@ -31,9 +33,15 @@ pub enum TransportsError {
     /// RDMA is required and cannot be used.
     #[error(transparent)]
     Rdma(#[from] RdmaUnusable),
+    /// Shared memory is required and cannot be used.
+    #[error(
+        "shared memory is required (RINGWAY_SHM=require, or RINGWAY_NET=shm) and cannot be used here: {0}"
+    )]
+    Shm(shm::OpenError),
     /// The settings leave nothing.
     #[error(
-        "the settings leave no transport: name one in RINGWAY_NET, or unset it, RINGWAY_IO_DRIVER and RINGWAY_RDMA"
+        "the settings leave no transport: name one in RINGWAY_NET, or unset it, RINGWAY_IO_DRIVER, RINGWAY_SHM \
+         and RINGWAY_RDMA"
     )]
     Nothing,
     /// Those that were opened do not go together.
@@ -111,27 +119,32 @@ pub(super) fn open(me: Identity, here: Neighbours, settings: &Settings) -> Resul
         }
     };
     let has_rdma = rdma.is_some();
+    let (shm, without_shm) = match open_shm(me, settings)? {
+        Ok(transport) => (Some(transport), None),
+        Err(lack) => (None, Some(lack)),
+    };
     let tcp = open_tcp(me, here, settings)?;
     let has_tcp = tcp.is_some();
-    let mut ways = Vec::new();
-    ways.extend(rdma.map(|transport| (transport, settings.rdma_policy())));
-    ways.extend(tcp.map(|transport| (transport, Policy::Prefer)));
+    let mut ways: Vec<(&str, Box<dyn Transport>, Policy)> = Vec::new();
+    ways.extend(shm.map(|transport| (SHM, transport, settings.shm_policy())));
+    ways.extend(rdma.map(|transport| (RDMA, transport, settings.rdma_policy())));
+    ways.extend(tcp.map(|transport| (TCP, transport, Policy::Prefer)));
     if ways.is_empty() {
         return Err(TransportsError::Nothing);
     }
-    if prefers_tcp(&settings.net) {
-        ways.reverse();
-    }
-    let mut endpoint = Endpoint::new(ways)?;
-    match without {
-        Some(Lack { why, missed: true }) => endpoint.miss(RDMA, why),
-        Some(Lack { why, missed: false }) => endpoint.withhold(RDMA, why),
-        None => {}
+    ways.sort_by_key(|(name, ..)| place(&settings.net, name));
+    let mut endpoint = Endpoint::new(ways.into_iter().map(|(_, way, policy)| (way, policy)).collect())?;
+    for (name, lack) in [(SHM, without_shm), (RDMA, without)] {
+        match lack {
+            Some(Lack { why, missed: true }) => endpoint.miss(name, why),
+            Some(Lack { why, missed: false }) => endpoint.withhold(name, why),
+            None => {}
+        }
     }
     if !has_tcp {
         endpoint.withhold(TCP, "RINGWAY_NET leaves it out: settle on one setting for all ranks");
     }
-    if has_rdma && has_tcp && !prefers_tcp(&settings.net) {
+    if has_rdma && has_tcp && place(&settings.net, RDMA) < place(&settings.net, TCP) {
         endpoint.hope_for(RDMA);
     }
     Ok(Opened::Endpoint(Box::new(endpoint)))
@@ -145,6 +158,7 @@ fn apology(unusable: &RdmaUnusable) -> Address {
         withheld: vec![
             withheld(RDMA, &unusable.in_short),
             withheld(TCP, &format!("RDMA is required there, and cannot be used: {}", unusable.in_short)),
+            withheld(SHM, &format!("RDMA is required there, and cannot be used: {}", unusable.in_short)),
         ],
     })
 }
@@ -185,12 +199,37 @@ fn open_tcp(
     Ok(Some(Box::new(TcpTransport::new(config(me, picked, driver, settings))?)))
 }
 
-/// Whether a list of transports names TCP before RDMA.
-fn prefers_tcp(net: &NameList) -> bool {
-    match net {
-        NameList::Only(names) => names.first().is_some_and(|first| *first != RDMA),
-        NameList::Auto | NameList::Except(_) => false,
+/// Shared memory, or why this rank goes without it: what peers that want it hear.
+fn open_shm(me: Identity, settings: &Settings) -> Result<Result<Box<dyn Transport>, Lack>, TransportsError> {
+    let policy = settings.shm_policy();
+    if policy == Policy::Off {
+        let by = if settings.shm == Policy::Off { "RINGWAY_SHM=off" } else { "RINGWAY_NET leaves it out" };
+        return Ok(Err(Lack { why: format!("{by}: settle on one setting for all ranks"), missed: false }));
     }
+    let mut config = shm::Config::new(me.number, me.token, me.life.0);
+    config.connect_timeout_ms = millis(settings.connect_timeout);
+    if let Some(bytes) = settings.eager_bytes {
+        config.eager_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    }
+    match ShmTransport::new(config) {
+        Ok(transport) => Ok(Ok(Box::new(transport))),
+        Err(error) if policy == Policy::Require => Err(TransportsError::Shm(error)),
+        Err(error) => {
+            tracing::warn!("{error}; until then other transports reach the processes of this host");
+            Ok(Err(Lack { why: error.to_string(), missed: true }))
+        }
+    }
+}
+
+/// Where a transport stands in the order of preference: that of the list, or the fastest first.
+fn place(net: &NameList, name: &str) -> usize {
+    let is = |listed: &&str| *listed == name || (name == TCP && DRIVERS.contains(listed));
+    let default = [SHM, RDMA, TCP];
+    let found = match net {
+        NameList::Only(names) => names.iter().position(|listed| is(listed)),
+        NameList::Auto | NameList::Except(_) => default.iter().position(is),
+    };
+    found.unwrap_or(default.len())
 }
 
 fn millis(time: Duration) -> u64 {
@@ -252,7 +291,14 @@ mod tests {
         assert_eq!(given(&[("RINGWAY_NET", "tcp,rdma")]), Some(DriverChoice::Auto));
         assert_eq!(given(&[("RINGWAY_IO_DRIVER", "epoll")]), Some(DriverChoice::Epoll));
         assert_eq!(given(&[("RINGWAY_NET", "uring"), ("RINGWAY_IO_DRIVER", "epoll")]), None);
-        let first = |list| prefers_tcp(&Settings::from_pairs([("RINGWAY_NET", list)]).unwrap().net);
-        assert_eq!([first("auto"), first("rdma,tcp"), first("tcp,rdma")], [false, false, true]);
+        let order = |list| {
+            let net = Settings::from_pairs([("RINGWAY_NET", list)]).unwrap().net;
+            let mut names = [TCP, RDMA, SHM];
+            names.sort_by_key(|name| place(&net, name));
+            names
+        };
+        assert_eq!([order("auto"), order("^epoll")], [[SHM, RDMA, TCP]; 2]);
+        assert_eq!(order("rdma,tcp,shm"), [RDMA, TCP, SHM]);
+        assert_eq!(order("uring,rdma")[..2], [TCP, RDMA]);
     }
 }

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod rdma;
+mod shm;
 pub mod table;
 mod value;
 
@@ -60,6 +61,8 @@ pub struct Settings {
     pub io_driver: IoDriver,
     /// `RINGWAY_CONGESTION_CONTROL`.
     pub congestion_control: CongestionControl,
+    /// `RINGWAY_SHM`.
+    pub shm: Policy,
     /// `RINGWAY_RDMA`.
     pub rdma: Policy,
     /// `RINGWAY_IB_*`, but for the NUMA node, which the rank finds out.
@@ -209,7 +212,7 @@ impl Settings {
         }
         if problems.is_empty() {
             let settings = Self::typed(given);
-            match settings.rdma_contradiction() {
+            match settings.rdma_contradiction().or(settings.shm_contradiction()) {
                 None => return Ok(settings),
                 Some(problem) => problems.push(problem),
             }
@@ -270,11 +273,8 @@ impl Settings {
                 Some("system") => CongestionControl::System,
                 Some(name) => CongestionControl::Named(name.to_owned()),
             },
-            rdma: match values.word("RINGWAY_RDMA") {
-                Some("require") => Policy::Require,
-                Some("off") => Policy::Off,
-                _ => Policy::Prefer,
-            },
+            shm: values.policy("RINGWAY_SHM"),
+            rdma: values.policy("RINGWAY_RDMA"),
             rdma_config: values.rdma_config(),
             algo: values.names("RINGWAY_ALGO"),
             eager_bytes: values.number("RINGWAY_EAGER_BYTES"),
@@ -396,6 +396,14 @@ impl Values<'_> {
         match self.value(name)? {
             Value::Word(word) => Some(word),
             other => mismatch(name, &other),
+        }
+    }
+
+    fn policy(&self, name: &str) -> Policy {
+        match self.word(name) {
+            Some("require") => Policy::Require,
+            Some("off") => Policy::Off,
+            _ => Policy::Prefer,
         }
     }
 

@@ -197,7 +197,7 @@ pub const TABLE: &[Setting] = &[
     ),
     row(
         "RINGWAY_NET",
-        Kind::SomeOf(&["rdma", "tcp", "uring", "epoll"]),
+        Kind::SomeOf(&["shm", "rdma", "tcp", "uring", "epoll"]),
         Some("auto"),
         "",
         "Which transports may be used; tcp stands for both of its drivers. With a list, a peer that none of them \
@@ -219,6 +219,15 @@ pub const TABLE: &[Setting] = &[
         "TCP congestion control of data connections: auto picks one fit for loopback between ranks of one host \
          and leaves the system's choice elsewhere, system never changes it, any other word is the kernel's name \
          of one (reno, cubic, bbr).",
+    ),
+    row(
+        "RINGWAY_SHM",
+        Kind::OneOf(&["require", "prefer", "off"]),
+        Some("prefer"),
+        "",
+        "Whether processes of one host move tensors by shared memory: prefer uses it between those that reach each \
+         other so (one user, one network namespace); require makes it an error where they do not; off leaves them \
+         to the other transports (NCCL_SHM_DISABLE=1).",
     ),
     // How RDMA is used, named as in NCCL.
     row(

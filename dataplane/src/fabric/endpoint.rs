@@ -11,10 +11,10 @@
 
 use super::route::{MAX_OFFERS, Offer, Offers, Policy, Withheld, order, read_offers, write_offers};
 use super::why::Record;
-use crate::memory::{Region, RegionId};
+use crate::memory::{ForeignBytes, ReadLease, Region, RegionId};
 use crate::transport::{
     Address, Caps, Cause, ConnectError, Copies, Event, Note, Op, OpId, Peer, PostError, RegionKey,
-    RegisterError, Transport, Waker,
+    RegisterError, Sight, Transport, Waker,
 };
 use rustix::event::epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -86,11 +86,13 @@ pub struct Endpoint {
     routes: Vec<Option<Route>>,
     together: Option<Together>,
     polls: u32,
+    /// Whether a thread may have slept since the last poll: then all may have something to say.
+    slept: bool,
 }
 
 /// A transport that reaches nobody so far is polled this rarely: it has only strangers to hear of, and may need a system
 /// call for that.
-const UNUSED_EVERY: u32 = 64;
+const UNUSED_EVERY: u32 = 1024;
 
 impl Endpoint {
     /// An endpoint of these transports, most preferred first, each with its policy.
@@ -133,6 +135,7 @@ impl Endpoint {
             routes: Vec::new(),
             together,
             polls: 0,
+            slept: true,
         })
     }
 
@@ -150,7 +153,7 @@ impl Endpoint {
         self.missed.push(speaks);
     }
 
-    /// Asks for one warning when a peer is reached by another transport than this one, which the endpoint has.
+    /// Asks for one warning when a peer is reached by a less preferred transport than this one, which the endpoint has.
     pub fn hope_for(&mut self, speaks: &'static str) {
         self.hoped_for = Some(speaks);
     }
@@ -187,13 +190,15 @@ impl Endpoint {
                 record.reject(&missed.name, &missed.why);
             }
         }
+        let places: Vec<&str> = self.ways.iter().map(|way| way.speaks).collect();
         for (mine, their) in order(&self.offers(), theirs, &mut record) {
             let way = &mut self.ways[mine];
             match way.transport.connect(peer, &theirs.offered[their].address) {
                 Ok(()) => {
                     way.used = true;
                     record.chosen = Some(way.name.to_owned());
-                    if self.hoped_for.is_some_and(|hoped_for| hoped_for != way.speaks) {
+                    let better = self.hoped_for.and_then(|name| places.iter().position(|p| *p == name));
+                    if better.is_some_and(|better| better < mine) {
                         self.hoped_for = None;
                         tracing::warn!("rank {} is reached by {record}; so others may be", peer.0);
                     }
@@ -335,11 +340,20 @@ impl Transport for Endpoint {
         self.way(to).ok_or(PostError::Unknown(to))?.note(to, note)
     }
 
+    fn show(&mut self, to: Peer, bytes: &ReadLease) -> Option<Sight> {
+        self.way(to)?.show(to, bytes)
+    }
+
+    fn view(&mut self, from: Peer, sight: Sight) -> Option<ForeignBytes> {
+        self.way(from)?.view(from, sight)
+    }
+
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {
         let from = out.len();
         let mut moved = false;
         self.polls = self.polls.wrapping_add(1);
-        let all = self.polls.is_multiple_of(UNUSED_EVERY) || !self.ways.iter().any(|w| w.used);
+        let unused = self.polls.is_multiple_of(UNUSED_EVERY) || !self.ways.iter().any(|w| w.used);
+        let all = std::mem::take(&mut self.slept) || unused;
         for way in self.ways.iter_mut().filter(|w| w.used || all) {
             moved |= way.transport.poll(out);
         }
@@ -351,6 +365,7 @@ impl Transport for Endpoint {
         if self.together.as_ref().is_some_and(|t| t.waker.take()) {
             return false;
         }
+        self.slept = true;
         self.ways.iter_mut().all(|w| w.transport.prepare_sleep())
     }
 

@@ -30,4 +30,4 @@ pub use region::{
     Ledger, LendError, Region, RegionId, Trace, lend_borrowed_in, lend_shared_in, unmapped_blocks,
     with_borrowed, with_borrowed_in, with_shared, with_shared_in,
 };
-pub use shared::{SharedBytes, UniqueBytes};
+pub use shared::{ForeignBytes, SharedBytes, UniqueBytes};

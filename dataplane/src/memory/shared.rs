@@ -12,6 +12,7 @@ use super::lease::{ReadLease, Span};
 use super::pool::{AllocError, Pool, Shelf, put_back};
 use super::region::{Region, RegionId};
 use std::alloc::Layout;
+use std::any::Any;
 use std::fmt;
 use std::ops::{Bound, Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
@@ -30,14 +31,56 @@ pub(super) struct Owned {
     of: Origin,
 }
 
-#[derive(Debug)]
 enum Origin {
     /// No bytes at all.
     Nothing,
     /// The process's allocator, with this layout.
     Heap { id: RegionId, layout: Layout },
+    /// Another process's memory, mapped here to be read, and what is to be done at the end.
+    Foreign { id: RegionId, _keep: Arc<dyn Any + Send + Sync>, release: Option<Release> },
     /// A pool's block, and where it goes back to.
     Pool { region: Option<Region>, home: Weak<Mutex<Shelf>>, keep_bytes: usize },
+}
+
+/// What is to be done once nobody sees foreign memory any more, from whatever thread.
+pub type Release = Box<dyn FnOnce() + Send + Sync>;
+
+impl fmt::Debug for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Origin::Nothing => "Nothing",
+            Origin::Heap { .. } => "Heap",
+            Origin::Foreign { .. } => "Foreign",
+            Origin::Pool { .. } => "Pool",
+        })
+    }
+}
+
+/// Bytes of another process that are mapped here to be read, and that it leaves alone until it is told otherwise.
+pub struct ForeignBytes {
+    base: NonNull<u8>,
+    len: usize,
+    keep: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: an address range that is only read, and its owner.
+unsafe impl Send for ForeignBytes {}
+// SAFETY: as above.
+unsafe impl Sync for ForeignBytes {}
+
+impl ForeignBytes {
+    /// These bytes.
+    ///
+    /// # Safety
+    /// `len` bytes from `base` on are mapped for as long as `keep` lives, aligned to [`ALIGN`], and nobody writes them
+    /// before the release of [`SharedBytes::of_foreign`] was called.
+    pub(crate) unsafe fn new(
+        base: NonNull<u8>,
+        len: usize,
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> ForeignBytes {
+        ForeignBytes { base, len, keep }
+    }
 }
 
 // SAFETY: the memory has no tie to a thread. It is written through a sole owner (`UniqueBytes`) and else only read (I5).
@@ -68,7 +111,7 @@ impl Owned {
     fn region(&self) -> Option<&Region> {
         match &self.of {
             Origin::Pool { region, .. } => region.as_ref(),
-            Origin::Nothing | Origin::Heap { .. } => None,
+            Origin::Nothing | Origin::Heap { .. } | Origin::Foreign { .. } => None,
         }
     }
 }
@@ -83,6 +126,11 @@ impl Drop for Owned {
     fn drop(&mut self) {
         match &mut self.of {
             Origin::Nothing => {}
+            Origin::Foreign { release, .. } => {
+                if let Some(release) = release.take() {
+                    release();
+                }
+            }
             // SAFETY: allocated in `heap` with this layout, and this is its one owner.
             Origin::Heap { layout, .. } => unsafe { std::alloc::dealloc(self.base.as_ptr(), *layout) },
             Origin::Pool { region, home, keep_bytes } => {
@@ -149,6 +197,14 @@ impl SharedBytes {
         Ok(SharedBytes::of_pool(region, pool.home()))
     }
 
+    /// Another process's bytes. `release` is called once, when the last view of them is gone.
+    #[must_use]
+    pub fn of_foreign(bytes: ForeignBytes, release: Release) -> SharedBytes {
+        let ForeignBytes { base, len, keep } = bytes;
+        let of = Origin::Foreign { id: RegionId::next(), _keep: keep, release: Some(release) };
+        SharedBytes::whole(Owned { base, len, of })
+    }
+
     /// `region` is owned, and has no leases out.
     pub(super) fn of_pool(region: Region, home: (Weak<Mutex<Shelf>>, usize)) -> SharedBytes {
         SharedBytes::whole(Owned::pool(region, home))
@@ -198,7 +254,7 @@ impl SharedBytes {
         let base = self.owned.base;
         let (region, keep) = match &self.owned.of {
             Origin::Nothing => (RegionId::next(), None),
-            Origin::Heap { id, .. } => (*id, None),
+            Origin::Heap { id, .. } | Origin::Foreign { id, .. } => (*id, None),
             Origin::Pool { .. } => match self.owned.region() {
                 Some(region) => (region.id(), region.mapping()),
                 None => unreachable!("a region leaves its block as the last of it is dropped"),
@@ -218,10 +274,10 @@ impl SharedBytes {
         })
     }
 
-    /// Whether this is the only view of the memory, with no lease out.
+    /// Whether this is the only view of the memory, with no lease out, and the memory is this process's own.
     #[must_use]
     pub fn is_unique(&mut self) -> bool {
-        Arc::get_mut(&mut self.owned).is_some()
+        Arc::get_mut(&mut self.owned).is_some_and(|owned| !matches!(owned.of, Origin::Foreign { .. }))
     }
 
     /// The same bytes, to write, when this is the only view of the memory and no lease is out (I5).
@@ -425,6 +481,33 @@ mod tests {
         let mut region = SharedBytes::from_region(region, &pool).unwrap_err();
         region.restore(lease).unwrap();
         assert_eq!(SharedBytes::from_region(region, &pool).unwrap().len(), 10_000);
+    }
+
+    #[test]
+    fn foreign_bytes_are_read_and_released_once() {
+        #[repr(align(64))]
+        struct Other([u8; 128]);
+        let other: Arc<Other> = Arc::new(Other([3; 128]));
+        let base = NonNull::from(&other.0).cast();
+        let released = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = Arc::clone(&released);
+        // SAFETY: the array lives as long as its owner, and nobody writes it.
+        let foreign = unsafe { ForeignBytes::new(base, 128, other) };
+        let all = SharedBytes::of_foreign(
+            foreign,
+            Box::new(move || {
+                count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }),
+        );
+        let (part, lease) = (all.slice(64..), all.lend());
+        assert_eq!((&all[..2], part.len(), lease.block().is_owned()), (&[3, 3][..], 64, false));
+        let now = || released.load(std::sync::atomic::Ordering::Relaxed);
+        drop((all, lease));
+        // I5: it is not this process's to write.
+        let part = part.try_into_mut().unwrap_err();
+        assert_eq!(now(), 0);
+        drop(part);
+        assert_eq!(now(), 1);
     }
 
     #[test]

@@ -6,7 +6,10 @@
 //! come in the same order, so one lane carries all payloads, and a receive that is not wanted any more takes its
 //! payload's place with no room for a byte, and is withdrawn.
 //!
-//! - `inbound`: what comes. `outbound`: what goes, and waits for room in the transport.
+//! Where the transport lets the asker read the sender's memory, a larger payload is not sent but shown: it is read where it
+//! lies, and lent until the reader says that it has let go of it.
+//!
+//! - `inbound`: what comes. `outbound`: what goes, and waits for room in the transport. `sight`: what is shown.
 //!
 //! Invariants (cited by the tests):
 //! - **V1** Every receive ends once: with the value, or with an error that names the other task and what was seen.
@@ -18,6 +21,7 @@
 
 mod inbound;
 mod outbound;
+mod sight;
 
 use super::error::RendezvousError;
 use super::key::Key;
@@ -30,6 +34,7 @@ use crate::memory::{AllocError, Lease, Pool, Region, SharedBytes};
 use crate::transport::{
     Address, Cause, CauseKind, ConnectError, Event, Note, OpId, Peer, Stamp, Tag, Transport,
 };
+use sight::{Releases, Showing};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -79,6 +84,7 @@ struct Link {
     notes: VecDeque<Note>,
     sends: VecDeque<(u64, SharedBytes)>,
     coming: VecDeque<Coming>,
+    showing: Showing,
     /// Its questions that wait here.
     asked: HashMap<u64, WaiterId>,
     traffic: Traffic,
@@ -94,6 +100,7 @@ impl Link {
             notes: VecDeque::new(),
             sends: VecDeque::new(),
             coming: VecDeque::new(),
+            showing: Showing::default(),
             asked: HashMap::new(),
             traffic: Traffic::default(),
         }
@@ -132,6 +139,8 @@ pub(super) struct Core {
     /// Lends no bytes at all, to receives that are withdrawn.
     nothing: Region,
     encoded: Vec<u8>,
+    /// What others have shown and is read no more here.
+    releases: Arc<Releases>,
 }
 
 impl Core {
@@ -141,7 +150,7 @@ impl Core {
         pool: Pool,
         max_value_bytes: u64,
     ) -> Result<Core, AllocError> {
-        let nothing = pool.region(0)?;
+        let (nothing, releases) = (pool.region(0)?, Releases::new(transport.waker()));
         Ok(Core {
             transport,
             table,
@@ -158,6 +167,7 @@ impl Core {
             contacts_order: VecDeque::new(),
             nothing,
             encoded: Vec::new(),
+            releases,
         })
     }
 
@@ -223,6 +233,7 @@ impl Core {
         }
         link.lost = Some(cause.clone());
         link.clear();
+        link.showing.end(cause.kind);
         let loss = PeerLoss { peer, who: link.who.clone(), cause };
         self.losses.push(loss.clone());
         let gone = self.table().take_where(|waiter| match waiter {
@@ -306,8 +317,16 @@ impl Core {
             let words = format!("the value has {bytes} bytes, over the transport's limit of {limit}");
             return self.refuse(peer, request, Reason::Other, 0, &words);
         }
+        if !self.show(peer, request, value) {
+            self.send_payload(peer, request, value);
+        }
+    }
+
+    fn send_payload(&mut self, peer: Peer, request: u64, value: &Value) {
+        let Some(link) = self.links.get_mut(&peer) else { return };
         link.sends.push_back((request, value.payload.clone()));
-        self.say(peer, &Message::Coming { request, bytes: bytes as u64, meta });
+        let bytes = value.payload.len() as u64;
+        self.say(peer, &Message::Coming { request, bytes, meta: &value.meta });
     }
 
     pub(super) fn refuse(&mut self, peer: Peer, request: u64, reason: Reason, code: u32, words: &str) {
@@ -377,8 +396,9 @@ impl Core {
         }
     }
 
-    /// This task leaves: nobody's receive comes to anything.
+    /// This task leaves: nobody's receive comes to anything, and what others still read is left to them.
     pub(super) fn shut_down(&mut self) {
+        self.links.values_mut().for_each(|link| link.showing.end(CauseKind::Left));
         let all = self.table().take_where(|_| true);
         for (step, waiter) in all {
             if let Waiter::Local(then) | Waiter::Away { then, .. } = waiter {

@@ -12,6 +12,8 @@
 //! | 4 refusal | request u64, reason u8, code u32, words | who was asked |
 //! | 5 never mind | request u64 | who had asked |
 //! | 6 abort | step i64, code u32, words | either |
+//! | 7 shown | request u64, offset u64, bytes u64, meta | who has it: the payload is to be read where it lies |
+//! | 8 seen | request u64, whether it was (u8): if not, it is to be sent | who had asked, once it reads no more |
 //!
 //! - **W1** Whatever arrives is a message or a [`Garbled`], and no more than [`MAX_MESSAGE_BYTES`] of a message are kept.
 
@@ -26,7 +28,8 @@ pub const MAX_MESSAGE_BYTES: usize = 17 + MAX_KEY_BYTES;
 /// What a note carries of one.
 const PART_BYTES: usize = Note::MAX_BYTES - 1;
 
-const _: () = assert!(17 + MAX_META_BYTES <= MAX_MESSAGE_BYTES && 14 + MAX_WORDS_BYTES <= MAX_MESSAGE_BYTES);
+const _: () =
+    assert!(17 + MAX_META_BYTES + 8 <= MAX_MESSAGE_BYTES && 14 + MAX_WORDS_BYTES <= MAX_MESSAGE_BYTES);
 
 /// Why a task that was asked does not answer with a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +90,24 @@ pub enum Message<'a> {
     NeverMind {
         /// The question.
         request: u64,
+    },
+    /// A value whose payload the asker is to read where it lies.
+    Shown {
+        /// The question.
+        request: u64,
+        /// Where the payload begins, in the transport's terms.
+        offset: u64,
+        /// Its length.
+        bytes: u64,
+        /// What it is.
+        meta: &'a [u8],
+    },
+    /// A payload that was shown is read no more, or could not be read.
+    Seen {
+        /// The question.
+        request: u64,
+        /// `false`: it is to be sent.
+        read: bool,
     },
     /// A step has failed.
     Abort {
@@ -151,6 +172,18 @@ impl Message<'_> {
             Message::NeverMind { request } => {
                 out.push(5);
                 out.extend(request.to_le_bytes());
+            }
+            Message::Shown { request, offset, bytes, meta } => {
+                out.push(7);
+                out.extend(request.to_le_bytes());
+                out.extend(offset.to_le_bytes());
+                out.extend(bytes.to_le_bytes());
+                out.extend(meta);
+            }
+            Message::Seen { request, read } => {
+                out.push(8);
+                out.extend(request.to_le_bytes());
+                out.push(read.into());
             }
             Message::Abort { step, code, words } => {
                 out.push(6);
@@ -226,6 +259,11 @@ impl<'a> Message<'a> {
                 Message::Refusal { request, reason, code: reader.code()?, words: reader.text()? }
             }
             5 if reader.0.is_empty() => Message::NeverMind { request },
+            7 => {
+                let (offset, bytes) = (reader.number()?, reader.number()?);
+                Message::Shown { request, offset, bytes, meta: Reader::meta(reader.0)? }
+            }
+            8 if reader.0.len() == 1 => Message::Seen { request, read: reader.take()? == [1] },
             6 => Message::Abort { step, code: reader.code()?, words: reader.text()? },
             _ => return Err(Garbled("a message of an unknown kind")),
         })
@@ -292,13 +330,15 @@ mod tests {
     use super::*;
     use crate::transport::seed::Seeded;
 
-    fn all<'a>(text: &'a str, bytes: &'a [u8]) -> [Message<'a>; 6] {
+    fn all<'a>(text: &'a str, bytes: &'a [u8]) -> [Message<'a>; 8] {
         [
             Message::Ask { request: 1, step: -2, key: text },
             Message::Value { request: u64::MAX, meta: &bytes[..7], payload: &bytes[7..] },
             Message::Coming { request: 3, bytes: 1 << 40, meta: bytes },
             Message::Refusal { request: 4, reason: Reason::Twice, code: 9, words: text },
             Message::NeverMind { request: 5 },
+            Message::Shown { request: 6, offset: 1 << 41, bytes: 99, meta: bytes },
+            Message::Seen { request: 7, read: true },
             Message::Abort { step: i64::MIN, code: 13, words: text },
         ]
     }
@@ -354,7 +394,7 @@ mod tests {
         for seed in 0..4000 {
             let mut random = Seeded::of(seed, 0, 0);
             let mut encoded = Vec::new();
-            all(&text, &bytes)[random.below(6) as usize].encode(&mut encoded);
+            all(&text, &bytes)[random.below(8) as usize].encode(&mut encoded);
             for _ in 0..random.below(4) {
                 let at = random.below(encoded.len() as u64) as usize;
                 encoded[at] = random.next_u64() as u8;

@@ -5,10 +5,11 @@ use super::MAX_EAGER_BYTES;
 use super::handshake::{Heard, Other, hear, is_alive};
 use super::queue::{Corrupt, Ringer};
 use super::registration::{Read, place_of};
-use super::segment::{Inlet, Outlet, RING_BYTES};
+use super::segment::{self, Inlet, Outlet, RING_BYTES};
 use super::wire::{self, PLACE_BYTES};
+use crate::memory::ForeignBytes;
 use crate::transport::matching::{Frame, Kind, Matcher, Retired, SlotId};
-use crate::transport::{Cause, CauseKind, Event, Note, Peer};
+use crate::transport::{Cause, CauseKind, Event, Note, Peer, Sight};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
@@ -271,6 +272,11 @@ impl Connection {
     /// The last look before a sleep: whether there is something to do.
     pub(super) fn has_work(&mut self, has_output: bool) -> bool {
         self.into.has_news() || self.ended || (has_output && self.out.has_room(self.largest) != Ok(false))
+    }
+
+    /// What the peer shows there.
+    pub(super) fn view(&self, sight: Sight) -> Option<ForeignBytes> {
+        segment::view(self.other.window.as_ref().ok()?, sight.offset, sight.bytes)
     }
 
     /// Says goodbye. `false`: there is no room now.

@@ -15,6 +15,7 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// Most descriptors of a greeting: queue, doorbell, word, blocks.
 const MAX_FDS: usize = 4;
@@ -92,7 +93,7 @@ pub(super) struct Other {
     pub(super) doorbell: OwnedFd,
     pub(super) bell: Bell,
     /// Its blocks, or why they are not to be read.
-    pub(super) window: Result<Window, String>,
+    pub(super) window: Result<Arc<Window>, String>,
     /// Its process, if its memory can be read, or why not.
     pub(super) attach: Result<u32, String>,
 }
@@ -127,7 +128,7 @@ impl Other {
         let bell = Bell::of_peer(&bell).map_err(|e| e.to_string())?;
         let window = match fds.next() {
             _ if !means.map => Err("switched off".to_owned()),
-            Some(blocks) => Window::new(&blocks).map_err(|e| e.to_string()),
+            Some(blocks) => Window::new(&blocks).map(Arc::new).map_err(|e| e.to_string()),
             None => Err("it does not show them".to_owned()),
         };
         Ok(Other { doorbell, bell, window, attach: probe(socket, id, means) })

@@ -11,6 +11,8 @@
 //! other memory by `process_vm_readv` where that is permitted; where it is not, pieces go through the queue. Whoever has
 //! news for a process that sleeps rings its doorbell (an eventfd); while both look, no system call is made.
 //!
+//! What a host allows of it is in [`survey`].
+//!
 //! `unsafe` is in `segment` and `attach` alone.
 //!
 //! Invariants (cited by the tests):
@@ -32,6 +34,7 @@ pub mod queue;
 mod registration;
 mod segment;
 mod strangers;
+pub mod survey;
 pub mod transport;
 mod watch;
 pub mod wire;

@@ -7,7 +7,9 @@
 
 use super::queue::{Consumer, Corrupt, Lane, Producer};
 use super::wire::HEADER_BYTES;
+use crate::memory::ForeignBytes;
 use crate::memory::arena::map_aligned;
+use crate::memory::shared::ALIGN;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::io;
@@ -320,20 +322,34 @@ impl Window {
         Ok(Window { range: Range { base: map_aligned(file.as_fd(), len, ProtFlags::READ)?, len } })
     }
 
+    /// Where these bytes are, if they are all in it.
+    fn find(&self, offset: u64, bytes: usize) -> Option<usize> {
+        let at = usize::try_from(offset).ok()?;
+        (at <= self.range.len && bytes <= self.range.len - at).then_some(at)
+    }
+
     /// Copies bytes out. `false`: they are not all in it.
     pub(super) fn copy(&self, offset: u64, into: &mut [u8]) -> bool {
-        let Some(at) = usize::try_from(offset)
-            .ok()
-            .filter(|at| *at <= self.range.len && into.len() <= self.range.len - at)
-        else {
-            return false;
-        };
+        let Some(at) = self.find(offset, into.len()) else { return false };
         // SAFETY: within the mapping, whose file is sealed in its length. The sender leaves the bytes alone until it hears
         // that they are read; one that does not changes what is copied, and nothing else.
         unsafe {
             std::ptr::copy_nonoverlapping(self.range.base.as_ptr().add(at), into.as_mut_ptr(), into.len());
         }
         true
+    }
+}
+
+/// What a peer shows, to be read where it is. `None`: it is not all there, or not aligned.
+pub(super) fn view(window: &Arc<Window>, offset: u64, bytes: u64) -> Option<ForeignBytes> {
+    let bytes = usize::try_from(bytes).ok()?;
+    let at = window.find(offset, bytes).filter(|at| at.is_multiple_of(ALIGN))?;
+    // SAFETY: within the mapping, which its owner keeps and whose file is sealed in its length; mappings are aligned to
+    // pages. The peer leaves the bytes alone until it is told that they are seen no more. One that breaks its word spoils
+    // what is read, and nothing else: all bits are valid, and nothing is decided twice by them.
+    unsafe {
+        let base = NonNull::new(window.range.base.as_ptr().add(at))?;
+        Some(ForeignBytes::new(base, bytes, Arc::<Window>::clone(window)))
     }
 }
 

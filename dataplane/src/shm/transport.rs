@@ -9,11 +9,12 @@ use super::queue::Sleeper;
 use super::strangers::{Door, PAUSE_MS};
 use super::watch::{Token, Watch};
 use super::{Config, MAX_DEPTH, MAX_EAGER_BYTES, MAX_MESSAGE_BYTES, MAX_NOTES, WITHDRAW_MS};
-use crate::memory::{Region, RegionId};
+use crate::memory::shared::ALIGN;
+use crate::memory::{ForeignBytes, ReadLease, Region, RegionId, place_in_arena};
 use crate::transport::matching::{Matcher, Retired};
 use crate::transport::{
     Address, Caps, Cause, CauseKind, Completion, ConnectError, Copies, Event, Note, Op, OpId, Peer,
-    PostError, RegionKey, RegisterError, Transport, Waker,
+    PostError, RegionKey, RegisterError, Sight, Transport, Waker,
 };
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -22,6 +23,8 @@ use std::time::Instant;
 /// Polls without anything to do between two looks at what needs a system call. A thread that waits sleeps before long
 /// anyway, which looks too.
 const LOOK_EVERY: u32 = 4096;
+/// A poll that moves something takes as long as so many others, at least.
+const BUSY_POLL: u32 = 64;
 /// Largest peer number, since peers are found by index.
 const MAX_PEER: u32 = 1 << 22;
 const NOBODY: u32 = u32::MAX;
@@ -85,7 +88,7 @@ pub struct ShmTransport {
     began: Instant,
     /// As of the last look.
     pub(super) now_ms: u64,
-    idle: u32,
+    since_look: u32,
     pub(super) must_look: bool,
 }
 
@@ -134,7 +137,7 @@ impl ShmTransport {
             done: Vec::new(),
             began: Instant::now(),
             now_ms: 0,
-            idle: 0,
+            since_look: 0,
             must_look: true,
         })
     }
@@ -217,7 +220,7 @@ impl ShmTransport {
 
     /// Looks at everything that is watched, and at what time may have brought.
     fn look(&mut self) -> bool {
-        (self.idle, self.must_look) = (0, false);
+        (self.since_look, self.must_look) = (0, false);
         self.clock_ms();
         let n = self.watch.look();
         let mut moved = false;
@@ -326,7 +329,7 @@ impl ShmTransport {
             self.must_look = true;
         }
         let mut moved = false;
-        if self.must_look || self.idle >= LOOK_EVERY || !self.dialling.is_empty() {
+        if self.must_look || self.since_look >= LOOK_EVERY || !self.dialling.is_empty() {
             moved = self.look();
         }
         let mut i = 0;
@@ -334,7 +337,7 @@ impl ShmTransport {
             moved |= self.pump(at);
             i += usize::from(self.live.get(i) == Some(&at));
         }
-        self.idle = if moved { 0 } else { self.idle + 1 };
+        self.since_look += if moved { BUSY_POLL } else { 1 };
         moved
     }
 
@@ -480,6 +483,28 @@ impl Transport for ShmTransport {
             _ => return Err(PostError::Full(to)),
         }
         Ok(())
+    }
+
+    fn show(&mut self, to: Peer, bytes: &ReadLease) -> Option<Sight> {
+        let link = &self.links[self.link_of(to.0)? as usize];
+        let connected = matches!(link.channel.as_ref()?.way, Way::Up(_));
+        if !connected || self.shown.blocks.is_err() {
+            return None;
+        }
+        let offset = place_in_arena(bytes.as_ptr(), bytes.len())?;
+        if !offset.is_multiple_of(ALIGN as u64) {
+            return None;
+        }
+        self.past.placed_bytes += bytes.len() as u64;
+        Some(Sight { offset, bytes: bytes.len() as u64 })
+    }
+
+    fn view(&mut self, from: Peer, sight: Sight) -> Option<ForeignBytes> {
+        let link = &self.links[self.link_of(from.0)? as usize];
+        let Way::Up(connection) = &link.channel.as_ref()?.way else { return None };
+        let seen = connection.view(sight)?;
+        self.past.placed_bytes += sight.bytes;
+        Some(seen)
     }
 
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {

@@ -31,7 +31,7 @@
 use super::caps::Caps;
 use super::op::{Cause, Event, Note, Op, OpId, Peer, PostError, Tag};
 use super::wake::Waker;
-use crate::memory::{Region, RegionId};
+use crate::memory::{ForeignBytes, ReadLease, Region, RegionId};
 use std::os::fd::BorrowedFd;
 
 /// Where a transport can be reached: opaque bytes, exchanged through the control plane.
@@ -102,6 +102,15 @@ impl std::ops::AddAssign for Copies {
     }
 }
 
+/// Where a peer sees bytes of another process in place, in the transport's terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sight {
+    /// Where they begin in the memory that is shown.
+    pub offset: u64,
+    /// How many they are.
+    pub bytes: u64,
+}
+
 /// One way of moving bytes to a set of peers. One thread uses it at a time; it may move between threads.
 pub trait Transport: Send {
     /// What it can do.
@@ -143,6 +152,17 @@ pub trait Transport: Send {
     /// # Errors
     /// [`PostError`] when the peer is gone, unknown, or has too many notes queued.
     fn note(&mut self, to: Peer, note: &Note) -> Result<(), PostError>;
+
+    /// Where `to` can read these bytes in place, without a message, or `None` where it cannot. They must be left alone
+    /// until `to` has said, by means of its own, that it sees them no more, or has ended.
+    fn show(&mut self, _to: Peer, _bytes: &ReadLease) -> Option<Sight> {
+        None
+    }
+
+    /// The bytes that `from` shows there, or `None` where they cannot be seen.
+    fn view(&mut self, _from: Peer, _sight: Sight) -> Option<ForeignBytes> {
+        None
+    }
 
     /// Moves bytes, and appends what happened to `out`. Returns whether anything moved at all (bytes or events), so
     /// that the caller's spinning knows idleness from slow progress.
@@ -221,6 +241,14 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
 
     fn note(&mut self, to: Peer, note: &Note) -> Result<(), PostError> {
         (**self).note(to, note)
+    }
+
+    fn show(&mut self, to: Peer, bytes: &ReadLease) -> Option<Sight> {
+        (**self).show(to, bytes)
+    }
+
+    fn view(&mut self, from: Peer, sight: Sight) -> Option<ForeignBytes> {
+        (**self).view(from, sight)
     }
 
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {

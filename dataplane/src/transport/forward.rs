@@ -57,6 +57,24 @@ macro_rules! forward {
             self.$inner.note(to, note)
         }
     };
+    (@show $inner:tt) => {
+        fn show(
+            &mut self,
+            to: crate::transport::Peer,
+            bytes: &crate::memory::ReadLease,
+        ) -> Option<crate::transport::Sight> {
+            self.$inner.show(to, bytes)
+        }
+    };
+    (@view $inner:tt) => {
+        fn view(
+            &mut self,
+            from: crate::transport::Peer,
+            sight: crate::transport::Sight,
+        ) -> Option<crate::memory::ForeignBytes> {
+            self.$inner.view(from, sight)
+        }
+    };
     (@poll $inner:tt) => {
         fn poll(&mut self, out: &mut Vec<crate::transport::Event>) -> bool { self.$inner.poll(out) }
     };

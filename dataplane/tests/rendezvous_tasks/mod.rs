@@ -4,6 +4,7 @@ use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::SharedBytes;
 use ringway_dataplane::rendezvous::wire::{Message, notes};
 use ringway_dataplane::rendezvous::{Key, Meta, Options, PeerInfo, Rendezvous, Value};
+use ringway_dataplane::shm::{self, ShmTransport};
 use ringway_dataplane::transport::{Event, Hub, Loopback, LoopbackConfig, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
 use std::collections::BTreeSet;
@@ -97,6 +98,20 @@ impl Tasks {
         Tasks::of(name, None, (0..n).map(transport).collect())
     }
 
+    /// Over shared memory; `maps` says who maps what the others show.
+    pub(crate) fn shm(maps: &[bool], depth: u32) -> Tasks {
+        let transport = |(me, map_blocks): (usize, &bool)| {
+            let config = shm::Config {
+                depth,
+                map_blocks: *map_blocks,
+                ..shm::Config::new(me as u32, [5; 16], 1000 + me as u64)
+            };
+            Box::new(ShmTransport::new(config).unwrap()) as Box<dyn Transport>
+        };
+        let name = format!("shared memory, mapped by {maps:?}, depth {depth}");
+        Tasks::of(name, None, maps.iter().enumerate().map(transport).collect())
+    }
+
     pub(crate) fn of_every_kind(n: u32) -> impl Iterator<Item = Tasks> {
         let loopbacks =
             [(4096, 64, false), (0, 64, false), (4096, 1, false), (0, 1, false), (4096, 64, true)]
@@ -104,7 +119,10 @@ impl Tasks {
         let tcps = [(64 << 10, 128), (0, 1)].into_iter();
         let loopbacks =
             loopbacks.map(move |(eager, depth, reorder)| Tasks::loopback(n, eager, depth, reorder));
-        loopbacks.chain(tcps.map(move |(eager, depth)| Tasks::tcp(n, eager, depth)))
+        let tcps = tcps.map(move |(eager, depth)| Tasks::tcp(n, eager, depth));
+        let shm = [(true, 128), (false, 1)].into_iter();
+        let shm = shm.map(move |(maps, depth)| Tasks::shm(&vec![maps; n as usize], depth));
+        loopbacks.chain(tcps).chain(shm)
     }
 
     /// Ends a task as a crash would; it stays in the list.

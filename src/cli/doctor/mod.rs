@@ -4,6 +4,7 @@
 //! - [`settings`]: settings in force, and who this process would be.
 //! - [`network`]: interfaces, their addresses, congestion control.
 //! - [`rdma`]: RDMA devices, their ports and GIDs, which are used, and what is in the way of the others.
+//! - [`shm`]: shared memory between the ranks of this host.
 //! - [`kernel`]: io_uring, locked memory, shared memory, huge pages.
 //! - [`machine`]: processors, memory nodes, control groups, devices, and where ranks would go.
 
@@ -13,6 +14,7 @@ mod network;
 mod rdma;
 mod report;
 mod settings;
+mod shm;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -69,7 +71,7 @@ fn look(args: &Args, given: &Result<Settings, ringway_control::settings::Setting
     let in_force = given.as_ref().map_or_else(|_| Settings::default(), Clone::clone);
     let mut sections = vec![settings::section(given), settings::launch(&in_force)];
     sections.extend([network::interfaces(&in_force), network::congestion(&in_force)]);
-    sections.push(rdma::section(&in_force));
+    sections.extend([rdma::section(&in_force), shm::section(&in_force)]);
     sections.extend([kernel::io_uring(&in_force), kernel::memory(&in_force)]);
     sections.extend(machine::sections(args.ranks));
     let uname = rustix::system::uname();

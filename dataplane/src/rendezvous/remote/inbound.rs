@@ -10,13 +10,14 @@ use crate::rendezvous::table::{Ended, MAX_WAITERS, Received, Refusal, StepId, Wa
 use crate::rendezvous::value::{Meta, Value};
 use crate::rendezvous::waiter::{Stage, Then, Waiter};
 use crate::rendezvous::wire::{Garbled, Message, Reason};
-use crate::transport::{Cause, CauseKind, Completion, Event, Note, OpError, Peer};
+use crate::transport::{Cause, CauseKind, Completion, Event, Note, OpError, Peer, Sight};
 use std::sync::PoisonError;
 
 impl Core {
     /// Polls once, and acts on what came. Returns whether anything moved.
     pub(in crate::rendezvous) fn turn(&mut self) -> bool {
         let mut events = std::mem::take(&mut self.events);
+        self.tell_releases();
         let moved = self.transport.poll(&mut events);
         for event in events.drain(..) {
             match event {
@@ -67,6 +68,10 @@ impl Core {
                 let meta = Meta::new(meta).ok_or(Garbled("a longer description than there can be"))?;
                 self.announced(from, request, bytes, meta)?;
             }
+            Message::Shown { request, offset, bytes, meta } => {
+                self.shown(from, request, Sight { offset, bytes }, meta)?;
+            }
+            Message::Seen { request, read } => self.seen(from, request, read),
             Message::Refusal { request, reason, code, words } => {
                 let Some((step, then)) = self.leaves(from, request) else { return Ok(()) };
                 let who = Box::new(self.links.get(&from).map(|l| l.who.clone()).unwrap_or_default());

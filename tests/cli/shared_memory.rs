@@ -1,0 +1,69 @@
+//! Shared memory between the ranks of a host: when it is used, what is said where it is not, and what is left behind.
+
+use crate::process::{End, Run, ringway};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn bench(environment: &[(&str, &str)]) -> End {
+    let mut command = ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "8,300K", "--iters", "2"]);
+    command.envs(environment.iter().copied());
+    Run::start(command).end()
+}
+
+fn transports(end: &End) -> Vec<&str> {
+    let rows = end.stdout.iter().filter(|l| !l.starts_with('#'));
+    rows.filter_map(|row| row.split_whitespace().last()).collect()
+}
+
+#[test]
+fn where_it_is_not_used_each_rank_says_why() {
+    for environment in [("RINGWAY_SHM", "off"), ("RINGWAY_NET", "^shm")] {
+        let end = bench(&[environment]);
+        assert_eq!(end.code(), 0, "{end:?}");
+        assert!(transports(&end).iter().all(|t| ["uring", "epoll"].contains(t)), "{end:?}");
+    }
+    // One rank alone switches it off: both say so.
+    let script =
+        "[ $RINGWAY_RANK = 1 ] && export RINGWAY_SHM=off; exec \"$0\" bench all-reduce --sizes 8 --iters 2";
+    let command = ringway(&["run", "-n", "2", "--", "sh", "-c", script, env!("CARGO_BIN_EXE_ringway")]);
+    let end = Run::start(command).end();
+    assert_eq!(end.code(), 0, "{end:?}");
+    let told = end.stdout.iter().filter(|l| l.contains("(not shm: ") && l.contains("RINGWAY_SHM=off"));
+    assert_eq!(told.count(), 2, "{end:?}");
+}
+
+#[test]
+fn it_is_required_or_an_error() {
+    let end = bench(&[("RINGWAY_SHM", "require")]);
+    assert!(end.code() == 0 && transports(&end) == ["shm", "shm"], "{end:?}");
+    let script = "[ $RINGWAY_RANK = 1 ] && export RINGWAY_SHM=off || export RINGWAY_SHM=require; \
+                  exec \"$0\" bench all-reduce --sizes 8 --iters 2";
+    let command = ringway(&["run", "-n", "2", "--", "sh", "-c", script, env!("CARGO_BIN_EXE_ringway")]);
+    let end = Run::start(command).end();
+    assert_ne!(end.code(), 0);
+    assert!(end.stderr.contains("not shm: ") && end.stderr.contains("RINGWAY_SHM=off"), "{end:?}");
+}
+
+#[test]
+fn killed_ranks_leave_nothing_in_shared_memory() {
+    // S2
+    let files = || -> Vec<_> {
+        let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+        entries.map(|e| e.file_name()).filter(|n| n.to_string_lossy().contains("ringway")).collect()
+    };
+    let command =
+        ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "1M", "--iters", "1000000", "-w", "1"]);
+    let run = Run::start(command);
+    let mut pids = Vec::new();
+    while pids.len() < 2 {
+        if let Some((_, pid)) = run.line().split_once(" pid ") {
+            pids.push(pid.split(':').next().unwrap().parse().unwrap());
+        }
+    }
+    while !run.line().contains("(elements)") {}
+    for pid in pids {
+        // The second may have ended by the death of the first.
+        let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+    }
+    assert_ne!(run.end().code(), 0);
+    assert_eq!(files(), Vec::<std::ffi::OsString>::new());
+}
