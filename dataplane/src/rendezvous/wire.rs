@@ -263,7 +263,7 @@ impl<'a> Message<'a> {
                 let (offset, bytes) = (reader.number()?, reader.number()?);
                 Message::Shown { request, offset, bytes, meta: Reader::meta(reader.0)? }
             }
-            8 if reader.0.len() == 1 => Message::Seen { request, read: reader.take()? == [1] },
+            8 if matches!(reader.0, [0 | 1]) => Message::Seen { request, read: reader.take()? == [1] },
             6 => Message::Abort { step, code: reader.code()?, words: reader.text()? },
             _ => return Err(Garbled("a message of an unknown kind")),
         })
