@@ -7,6 +7,7 @@ use ringway_control::rpc::client::{Agent, AgentConfig, Process};
 use ringway_control::rpc::serve::Server;
 use ringway_control::runtime::{incarnation, start_coordinator};
 use ringway_control::settings::Settings;
+use ringway_control::window::WindowConfig;
 use ringway_topology::TaskId;
 use ringway_topology::host::host_id;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 fn server(tasks: u32) -> Server {
     let bind = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    start_coordinator(bind, tasks, &Settings::default()).expect("a free port")
+    start_coordinator(bind, tasks, &Settings::default(), WindowConfig::default()).expect("a free port")
 }
 
 fn agent(server: &Server, index: u32) -> Agent {

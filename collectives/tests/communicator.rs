@@ -5,13 +5,13 @@ mod harness;
 
 use harness::{communicator, ranks, within};
 use ringway_collectives::engine::{
-    CollectiveError, Communicator, Ending, EngineOptions, InvalidCall, OnFailure,
+    CollectiveError, Communicator, Ending, EngineOptions, InvalidCall, OnFailure, WriteDown,
 };
 use ringway_collectives::reduce::ReduceOp;
 use ringway_collectives::schedule::Algorithm;
 use ringway_dataplane::transport::{Cause, CauseKind, Hub, LoopbackConfig, Peer};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 
 fn config(seed: u64) -> LoopbackConfig {
     let eager_bytes = if seed.is_multiple_of(2) { 0 } else { 8192 };
@@ -297,7 +297,14 @@ fn a_dead_rank_is_named_within_pending_and_later_calls() {
         let hub = Hub::new(config(seed));
         let members = hub.group(4).unwrap();
         let (tell, told) = channel();
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let keep = written.clone();
         let options = EngineOptions {
+            write_down: Some(WriteDown(Arc::new(move |flight| {
+                let open = flight.calls.iter().filter(|c| c.ended.is_none()).count();
+                assert_eq!(open, 0, "the calls have ended before they are written down");
+                keep.lock().unwrap().push(flight.groups[0].rank);
+            }))),
             on_failure: Some(OnFailure(Arc::new(move |group, e: &CollectiveError| {
                 tell.send((group, e.clone())).expect("the test listens");
             }))),
@@ -306,7 +313,7 @@ fn a_dead_rank_is_named_within_pending_and_later_calls() {
         within("a dead rank", || {
             std::thread::scope(|scope| {
                 for (transport, rank) in members.into_iter().zip(0..) {
-                    let (options, hub) = (&options, hub.clone());
+                    let (options, hub, written) = (&options, hub.clone(), &written);
                     scope.spawn(move || {
                         let c = communicator(transport, rank, 4, options);
                         let mut x = vec![1.0f32; 200_000];
@@ -315,8 +322,11 @@ fn a_dead_rank_is_named_within_pending_and_later_calls() {
                                 hub.kill(Peer(2));
                             }
                             let Err(error) = c.all_reduce(&mut x, ReduceOp::Avg) else { continue };
+                            let mine = || written.lock().unwrap().iter().filter(|r| **r == rank).count();
+                            assert_eq!(mine(), 1, "written down before the call returns");
                             assert_eq!(c.failure(), Some(error.clone()));
                             assert_eq!(c.barrier(), Err(error.clone()), "later calls answer the same");
+                            assert_eq!(mine(), 1, "and once");
                             let CollectiveError::Lost { who, .. } = &error else { panic!("{error}") };
                             assert!(rank == 2 || (who.rank, who.pid) == (2, 1002), "{error}");
                             let last = c.recorded().into_iter().rev().find(|r| r.ended.is_some());

@@ -6,6 +6,7 @@
 //! - [`random`] draws identities and secrets.
 //! - [`tensor`] holds values, and [`kernels`] computes with them.
 //! - [`session`] is a client of a master.
+//! - [`window`] is what a process shows of itself without gRPC.
 //! - [`launch`] finds out which rank this process is; [`settings`] reads what the user set.
 #![forbid(unsafe_code)]
 
@@ -18,3 +19,4 @@ pub mod runtime;
 pub mod session;
 pub mod settings;
 pub mod tensor;
+pub mod window;

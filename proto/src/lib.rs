@@ -32,9 +32,12 @@ pub mod xla {
     }
 }
 
+/// The descriptors of all files, as gRPC reflection takes them: an encoded `google.protobuf.FileDescriptorSet`.
+pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
+
 /// Ringway's own services.
 pub mod ringway {
-    /// Session setup: groups and losses.
+    /// Session setup: groups and losses; status.
     #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
     #[rustfmt::skip]
     pub mod v1 {

@@ -6,6 +6,7 @@ mod doctor;
 mod run;
 mod serve;
 mod signals;
+mod status;
 
 use std::fmt::Display;
 use std::io::Write;
@@ -25,6 +26,7 @@ const EXIT_OWN_FAILURE: u8 = 125;
   ringway bench all-reduce -n 4             a verified table of sizes
   ringway run -n 2 --tag -- python x.py     every line of output marked by its rank
   ringway serve --cluster c.json --job worker --task 0
+  ringway status                            what a running job does, and who waits for whom
   ringway doctor                            what this machine offers, and what is in the way
 
 Every setting is an environment variable, RINGWAY_...; ringway doctor --settings lists them.")]
@@ -54,6 +56,7 @@ enum Visible {
     Run(run::Args),
     Bench(bench::Args),
     Serve(serve::Args),
+    Status(status::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
 }
@@ -64,6 +67,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Visible(Visible::Run(args)) => done("run", run::run(&args)),
         Command::Visible(Visible::Bench(args)) => done("bench", bench::run(&args)),
         Command::Visible(Visible::Serve(args)) => done("serve", serve::run(&args)),
+        Command::Visible(Visible::Status(args)) => done("status", status::run(&args)),
         Command::Visible(Visible::Doctor(args)) => done("doctor", doctor::run(&args)),
         Command::Visible(Visible::Completions(args)) => done("completions", completions::run(&args)),
         Command::Stage(stage) => stage.run(),

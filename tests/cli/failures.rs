@@ -132,6 +132,12 @@ fn running_bench(environment: &[(&str, &str)]) -> (Run, Vec<i32>) {
         ringway(&["bench", "all-reduce", "-n", "4", "--sizes", "1M", "--iters", "1000000", "-w", "1"]);
     command.envs(environment.iter().copied());
     let run = Run::start(command);
+    let pids = pids_of_bench(&run);
+    (run, pids)
+}
+
+/// The ranks' process ids of a benchmark of 4 ranks, once it runs.
+pub(crate) fn pids_of_bench(run: &Run) -> Vec<i32> {
     let mut pids = Vec::new();
     loop {
         let line = run.line();
@@ -141,12 +147,12 @@ fn running_bench(environment: &[(&str, &str)]) -> (Run, Vec<i32>) {
         // The last line of the head: from here on the ranks reduce.
         if line.contains("(elements)") {
             assert_eq!(pids.len(), 4);
-            return (run, pids);
+            return pids;
         }
     }
 }
 
-fn signal(pid: i32, signal: Signal) {
+pub(crate) fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).expect("the rank is there");
 }
 

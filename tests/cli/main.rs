@@ -13,3 +13,4 @@ mod rdma;
 mod run;
 mod serve;
 mod shared_memory;
+mod status;

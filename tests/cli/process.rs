@@ -139,6 +139,11 @@ impl Folder {
         Folder { path }
     }
 
+    /// A path in the folder.
+    pub(crate) fn path(&self, name: &str) -> std::path::PathBuf {
+        self.path.join(name)
+    }
+
     /// Writes a file, and returns its path.
     pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.path.join(name).to_str().expect("a plain path").to_owned();

@@ -65,6 +65,7 @@ impl Communicator {
         core.ledgers.push(first);
         if result.is_err() {
             flush(&mut core);
+            drop(self.owner.write_down(core));
         }
         result.map_err(|failure| *failure)
     }
@@ -99,6 +100,7 @@ impl Communicator {
         core.ledgers.push(first);
         if result.is_err() {
             flush(&mut core);
+            drop(self.owner.write_down(core));
         }
         result.map_err(|failure| *failure)
     }

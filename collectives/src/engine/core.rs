@@ -17,8 +17,9 @@ use super::group::Group;
 use super::layout::{Area, INPUT, OUTPUT, WORK};
 use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::plan::{KINDS, Kind, Plan, Request, What};
-use super::recorder::{Ending, Recorder};
+use super::recorder::{Befell, Ending, Recorder};
 use super::run::{Fault, Io, OpName, Phase, Run, Width};
+use super::traffic::Traffic;
 use crate::reduce::Kernels;
 use ringway_dataplane::memory::{AllocError, Ledger, Region};
 use ringway_dataplane::transport::{Caps, Completion, Event, OpError, Tag, Transport};
@@ -69,6 +70,9 @@ pub(super) struct Core {
     events: Vec<Event>,
     kernels: Kernels,
     pub(super) recorder: Recorder,
+    pub(super) traffic: Traffic,
+    /// Whether a communicator has died since the record was last written down.
+    pub(super) fallen: bool,
     /// Closed communicators and this process's rank in them, so that late inquiries are answered.
     pub(super) retired: VecDeque<(u32, u32)>,
     /// Ids that a split under way may give to its groups.
@@ -103,6 +107,8 @@ impl Core {
             events: Vec::with_capacity(EVENTS),
             kernels: Kernels::best(),
             recorder: Recorder::new(options.recorded_calls),
+            traffic: Traffic::default(),
+            fallen: false,
             retired: VecDeque::new(),
             reserved: Vec::new(),
             ledgers: Vec::new(),
@@ -360,7 +366,7 @@ impl Core {
             Event::Note { from, note } => self.on_note(from, &note),
             Event::Lost { peer, cause } => self.on_lost(peer, &cause),
             // A goodbye hurts only the runs that still need the peer; their operations fail of themselves (T11).
-            Event::Left { .. } => {}
+            Event::Left { peer } => self.recorder.happens(Befell::Left, None, Some(peer), ""),
         }
     }
 
@@ -374,7 +380,16 @@ impl Core {
             tracing::error!("a transport completed an operation that nobody has posted: {:?}", completion.id);
             return;
         };
+        let (bytes, record, group) = (completion.lease.bytes().len() as u64, run.record, run.group);
         let completed = run.complete(name, completion.lease, completion.result.is_ok());
+        if let (Ok(step), Ok(())) = (&completed, &completion.result) {
+            let (rank, sends) = (step.peer(), step.is_send());
+            self.exchanged(group, rank, sends, bytes);
+            if !sends {
+                self.recorder.message(record);
+            }
+        }
+        let run = &mut self.runs[usize::from(slot)];
         if run.phase == Phase::Failing {
             if run.posted == 0 {
                 let error = run.error.take();
@@ -391,6 +406,14 @@ impl Core {
             Err(OpError::PeerLost { cause, .. }) => self.fault(slot, Fault::Gone { rank, cause }),
             Err(OpError::Mismatch { theirs, .. }) => self.fault(slot, Fault::Mismatch { rank, theirs }),
             Err(OpError::Cancelled) => self.on_withdrawn(slot, rank),
+        }
+    }
+
+    /// Counts a message with a rank of a group.
+    fn exchanged(&mut self, group: usize, rank: u32, sends: bool, bytes: u64) {
+        let Some(peer) = self.groups[group].as_ref().map(|g| g.peers[rank as usize]) else { return };
+        if self.traffic.count(peer, sends, bytes) {
+            self.recorder.happens(Befell::Reached, None, Some(peer), "");
         }
     }
 
@@ -460,6 +483,7 @@ impl Core {
     pub(super) fn add_group(&mut self, mut group: Group) -> usize {
         group.history = cutting(&self.options, self.caps.depth);
         self.retired.retain(|(id, _)| *id != group.info.id);
+        self.recorder.happens(Befell::Made, Some(group.info.id), None, "");
         match self.groups.iter().position(Option::is_none) {
             Some(index) => {
                 self.groups[index] = Some(group);
@@ -483,6 +507,7 @@ impl Core {
     fn retire(&mut self, group: usize) {
         let Some(g) = self.groups[group].take() else { return };
         self.transport.retire(g.info.id);
+        self.recorder.happens(Befell::Closed, Some(g.info.id), None, "");
         if self.retired.len() == super::MAX_RETIRED {
             self.retired.pop_front();
         }

@@ -14,6 +14,7 @@ use super::core::Core;
 use super::error::{CollectiveError, During};
 use super::fingerprint::Call;
 use super::group::{Group, Heard, Remembered};
+use super::recorder::Befell;
 use super::run::{Fault, Phase};
 use super::word::{Death, Word};
 use ringway_dataplane::transport::{Cause, CauseKind, Note, OpId, Peer, Stamp};
@@ -72,6 +73,8 @@ impl Core {
         // Whoever calls on it is told, and need not read it twice.
         tracing::info!(group = id, rank = my_rank, "{error}");
         group.dead = Some(error.clone());
+        self.fallen = true;
+        self.recorder.happens(Befell::Died, Some(id), None, &error.to_string());
         if let Some(death) = Death::of(&error, my_rank) {
             let spared = death.gone();
             let (note, teller) = match told_by {
@@ -132,6 +135,7 @@ impl Core {
 
     /// A peer is lost: so is every communicator that it is a member of (F4).
     pub(super) fn on_lost(&mut self, peer: Peer, cause: &Cause) {
+        self.recorder.happens(Befell::Lost, None, Some(peer), &cause.evidence);
         for index in 0..self.groups.len() {
             let Some(group) = self.groups[index].as_ref() else { continue };
             let Some(rank) = group.rank_of(peer) else { continue };

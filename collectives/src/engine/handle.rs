@@ -41,7 +41,10 @@ impl<T: Element> Handle<T> {
         let (mut input, mut output) = (None, None);
         let regions = CallRegions { input: &mut input, output: &mut output };
         let (core, result) = self.owner.finish_call(self.owner.lock(), self.slot, regions);
-        drop(core);
+        match &result {
+            Ok(()) => drop(core),
+            Err(_) => drop(self.owner.write_down(core)),
+        }
         redeem(claim, input.or(output), result)
     }
 

@@ -6,6 +6,7 @@
 //!     core                                        calls under way on one endpoint, events
 //!       failure, inquiry, history, word           how a communicator dies, and how everybody learns of it
 //!       group, fingerprint                        members, numbered calls, stamps
+//!       recorder, traffic, flight                  what is remembered, and how others look at it
 //!       run, hazard                               one call: slices over lanes, steps and their order
 //!       plan, layout, slice                       from arguments to schedule, memory and slices
 //! ```
@@ -24,6 +25,7 @@ mod core;
 mod error;
 mod failure;
 mod fingerprint;
+mod flight;
 mod group;
 mod handle;
 mod hazard;
@@ -39,12 +41,14 @@ mod shared;
 mod slice;
 mod split;
 mod started;
+mod traffic;
 mod word;
 
 pub use communicator::{Choice, Communicator};
 pub use core::{MAX_CALLS, MAX_TAG};
 pub use error::{CollectiveError, During, InvalidCall, Who};
 pub use fingerprint::Call;
+pub use flight::{Awaited, Flight, GroupView, Keep, MAX_AWAITED, PeerView, WaitView, WriteDown};
 pub use group::{GroupInfo, Member};
 pub use handle::Handle;
 pub use inquiry::MAX_INQUIRY_MS;
@@ -52,9 +56,10 @@ pub use options::{
     DEFAULT_INQUIRY_MS, DEFAULT_LINGER_MS, DEFAULT_RECORDED_CALLS, DEFAULT_SLICES_IN_FLIGHT, EngineOptions,
     MAX_SLICES_IN_FLIGHT, OnFailure, Told,
 };
-pub use recorder::{Ending, Record};
+pub use recorder::{Befell, Ending, Happening, RECORDED_HAPPENINGS, Record, Total};
 pub use shared::Reporter;
 pub use split::SPLIT_IDS;
+pub use traffic::Exchanged;
 
 /// Closed communicators that an endpoint remembers, to answer those who still wait for it there.
 const MAX_RETIRED: usize = 64;

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::error::CollectiveError;
+use super::flight::WriteDown;
 use crate::schedule::{Algorithm, LinkCosts};
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::Pool;
@@ -62,6 +63,8 @@ pub struct EngineOptions {
     pub recorded_calls: usize,
     /// Told of dead communicators.
     pub on_failure: Option<OnFailure>,
+    /// Writes the flight record down after a failure.
+    pub write_down: Option<WriteDown>,
 }
 
 impl Default for EngineOptions {
@@ -78,6 +81,7 @@ impl Default for EngineOptions {
             linger_ms: DEFAULT_LINGER_MS,
             recorded_calls: DEFAULT_RECORDED_CALLS,
             on_failure: None,
+            write_down: None,
         }
     }
 }

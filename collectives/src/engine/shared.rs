@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 use super::core::{CallRegions, Core, Driver, Failure};
+use super::flight::{Flight, WriteDown};
 use super::run::Phase;
 use ringway_dataplane::fabric::{Pause, Spin, sleep_on};
 use ringway_dataplane::transport::{Cause, Peer, Waker};
@@ -44,6 +45,8 @@ pub(super) struct Shared {
     sleep_fd: Option<OwnedFd>,
     spin: Spin,
     owners: AtomicUsize,
+    /// Held while the flight record is written down, so that whoever fails of the same death waits until it is.
+    writing: Mutex<()>,
 }
 
 fn ignore_poison<T>(result: Result<T, PoisonError<T>>) -> T {
@@ -65,6 +68,7 @@ impl Shared {
             sleep_fd,
             spin,
             owners: AtomicUsize::new(0),
+            writing: Mutex::new(()),
         })
     }
 
@@ -218,10 +222,30 @@ impl Shared {
         if core.to_wake.is_empty() {
             return core;
         }
+        if core.fallen {
+            core = self.write_down(core);
+        }
         let tasks = std::mem::take(&mut core.to_wake);
         drop(core);
         tasks.into_iter().for_each(std::task::Waker::wake);
         self.lock()
+    }
+
+    /// Has the flight record written down if a communicator has died since it was last; waits for who is at it already.
+    pub(super) fn write_down<'a>(&'a self, core: Guard<'a>) -> Guard<'a> {
+        let Some(WriteDown(keep)) = core.options.write_down.clone() else { return core };
+        // D4, and the order in which the two locks are taken.
+        drop(core);
+        let writing = ignore_poison(self.writing.lock());
+        let mut core = self.lock();
+        if std::mem::take(&mut core.fallen) {
+            let flight = core.flight(true);
+            drop(core);
+            keep(&flight);
+            core = self.lock();
+        }
+        drop(writing);
+        core
     }
 
     /// D2
@@ -353,11 +377,14 @@ impl Shared {
             }
         }
         core = self.wait_until(core, over);
+        if core.fallen {
+            core = self.write_down(core);
+        }
         core.transport.leave(linger_ms);
     }
 }
 
-/// Reports failures to an engine from any thread, whatever its calls are doing. Cheap to clone; it does not keep the
+/// Reports failures to an engine, and looks at it, from any thread, whatever its calls are doing. Cheap to clone; it does not keep the
 /// engine alive.
 #[derive(Clone)]
 pub struct Reporter {
@@ -370,6 +397,19 @@ impl Reporter {
     pub fn report_loss(&self, peer: Peer, cause: Cause) {
         if let Some(shared) = self.shared.upgrade() {
             shared.call_out(Command::Loss(peer, cause));
+        }
+    }
+
+    /// What the engine knows now, with the calls that are over if `calls` is set; `None` once it has gone.
+    pub fn flight(&self, calls: bool) -> Option<Flight> {
+        self.shared.upgrade().map(|shared| shared.lock().flight(calls))
+    }
+
+    /// Has the flight record written down ([`EngineOptions::write_down`](super::EngineOptions)) if a communicator has died since it was last, the
+    /// deaths that were reported before this call included. Returns when that is done.
+    pub fn write_down(&self) {
+        if let Some(shared) = self.shared.upgrade() {
+            drop(shared.write_down(shared.lock()));
         }
     }
 

@@ -124,6 +124,7 @@ impl Communicator {
             }
             Err(failure) => {
                 [input, output].into_iter().flatten().for_each(|region| core.options.pool.recycle(region));
+                drop(self.owner.write_down(core));
                 Err(*failure)
             }
         }

@@ -246,7 +246,8 @@ impl Agent {
                 self.epoch = loss.epoch;
                 out.push(Effect::Announce(loss));
             }
-            Notice::Loss(_) => {}
+            // Surveys are answered beside the machine; one that comes is a sign of life.
+            Notice::Loss(_) | Notice::Survey { .. } => {}
             Notice::Closing => {
                 self.phase = Phase::Over;
                 out.push(Effect::Closed);

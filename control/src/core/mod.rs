@@ -10,5 +10,6 @@ pub mod graph;
 pub mod machine;
 pub mod master;
 pub mod simulate;
+pub mod status;
 pub mod time;
 pub mod worker;

@@ -15,8 +15,11 @@ use crate::core::coordination::groups::{GroupMember, GroupTable};
 use crate::core::coordination::losses::{Evidence, Loss};
 use crate::core::coordination::request::{Device, Life, Process, State, TaskStatus, Value};
 
+mod status;
 mod xla;
 
+pub(crate) use status::{life, task_name};
+pub(super) use status::{named_task, overview};
 pub(super) use xla::{XlaTasks, service_mismatch};
 
 const SERVICE_ERROR_KEY: &str = "type.googleapis.com/tensorflow.CoordinationServiceError";

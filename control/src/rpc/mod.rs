@@ -11,6 +11,8 @@ mod convert;
 mod driver;
 mod inspected;
 
+pub(crate) use convert::{life, task_name};
+
 /// Longest message in either direction: a value of 64 MiB and its envelope.
 pub const MESSAGE_LIMIT_BYTES: usize = (64 << 20) + (1 << 20);
 

@@ -6,16 +6,22 @@ use crate::launch::RANK_JOB;
 use crate::random::incarnation;
 use crate::rpc::serve::{ServeError, Server, ServerConfig};
 use crate::settings::Settings;
+use crate::window::WindowConfig;
 use ringway_topology::TaskId;
 use std::net::SocketAddr;
 use tonic::service::Routes;
 
-/// Starts the service for `ranks` ranks at `bind` (port 0: a free one).
+/// Starts the service for `ranks` ranks at `bind` (port 0: a free one). `window` is what it shows of itself.
 ///
 /// # Errors
 /// When the address cannot be had; the error says why and what to do.
-pub fn start_coordinator(bind: SocketAddr, ranks: u32, settings: &Settings) -> Result<Server, ServeError> {
-    serve_cluster(bind, vec![(RANK_JOB.to_owned(), ranks)], Vec::new(), None, settings)
+pub fn start_coordinator(
+    bind: SocketAddr,
+    ranks: u32,
+    settings: &Settings,
+    window: WindowConfig,
+) -> Result<Server, ServeError> {
+    serve_cluster(bind, vec![(RANK_JOB.to_owned(), ranks)], Vec::new(), None, settings, window)
 }
 
 /// Starts the service for a cluster at `bind`: `jobs` are names and numbers of tasks; errors of tasks are also
@@ -29,6 +35,7 @@ pub fn serve_cluster(
     agents: Vec<(TaskId, String)>,
     mounted: Option<Routes>,
     settings: &Settings,
+    window: WindowConfig,
 ) -> Result<Server, ServeError> {
     let config = CoordinatorConfig {
         jobs,
@@ -39,6 +46,7 @@ pub fn serve_cluster(
     };
     let config = ServerConfig {
         agents,
+        window,
         xla_heartbeat_limit: settings.xla_heartbeat_timeout,
         ..ServerConfig::new(config, incarnation())
     };

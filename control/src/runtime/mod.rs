@@ -10,6 +10,7 @@
 //! - [`task`]: a task of a cluster, as `ringway serve` runs it.
 //! - [`worker`]: graphs that run on this task, for masters elsewhere.
 //! - [`eager`]: operations that clients have run here one by one.
+//! - [`report`]: what a rank tells of itself, and writes down when a communicator dies.
 //! - [`abort`]: losses, from the data plane to the control plane and back.
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ pub mod master;
 pub mod pinning;
 mod rdma;
 pub mod rendezvous;
+pub mod report;
 pub mod task;
 pub mod transports;
 pub mod worker;

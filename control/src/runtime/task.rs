@@ -28,6 +28,7 @@ use crate::rpc::serve::worker::WorkerRpc;
 use crate::rpc::serve::{ServeError, Server};
 use crate::settings::{HostPort, Settings};
 use crate::tensor::array::pool;
+use crate::window::WindowConfig;
 
 /// Why a task did not start.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +98,10 @@ impl Task {
         let routes = Routes::new(WorkerRpc::service(worker.clone()))
             .add_service(crate::rpc::serve::master::service(master))
             .add_service(EagerRpc::service(eager.clone()));
-        let server = serve_cluster(bind, cluster.coordinated_sizes(), agents, Some(routes), settings)?;
+        let window =
+            WindowConfig::new(settings, format!("task-{job}-{index}"), &format!("{job}:{index}"), Some(0));
+        let server =
+            serve_cluster(bind, cluster.coordinated_sizes(), agents, Some(routes), settings, window)?;
         let leases = eager.clone();
         let leases = worker.calls().spawn(async move { leases.watch_leases().await }).abort_handle();
         Ok(Task { server, worker, eager, leases })

@@ -6,6 +6,7 @@
 use super::abort::Bridge;
 use super::coordinator::start_coordinator;
 use super::pinning::{PinningError, pin};
+use super::report::{self, Me};
 use super::transports::{Identity, Opened, TransportsError, open};
 use crate::launch::{Launch, RANK_JOB};
 use crate::random::{incarnation, token};
@@ -14,6 +15,7 @@ use crate::rpc::client::{
 };
 use crate::rpc::serve::{ServeError, Server};
 use crate::settings::{NameList, Settings};
+use crate::window::WindowConfig;
 use ringway_collectives::engine::{self, CollectiveError, Communicator, EngineOptions, GroupInfo, Member};
 use ringway_collectives::schedule::Algorithm;
 use ringway_dataplane::fabric::SpinPolicy;
@@ -188,6 +190,11 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
         Ok((comm, members, bridge)) => {
             let agent = Arc::new(agent);
             bridge.connect(&agent, members.clone(), rank, comm.reporter());
+            report::show(&agent, &Me::new(launch, agent.process().clone()), &comm.reporter(), settings);
+            if settings.status.dump_dir.is_some() {
+                // After the bridge, which tells the engine of the loss.
+                report::write_down_on_loss(&agent, comm.reporter());
+            }
             Ok((comm, World { agent: Some(agent), server, members }))
         }
         Err(error) => {
@@ -246,6 +253,7 @@ fn enter(
     let bridge = Arc::new(Bridge::default());
     let mut options = options(settings, algorithm);
     options.on_failure = Some(bridge.on_failure());
+    options.write_down = report::write_down(settings, Me::new(launch, agent.process().clone()));
     let comm = Communicator::new(transport, group(&table, rank), options)?;
     pin(&settings.pin, launch).map_err(|source| JoinError::Pin { rank, source })?;
     Ok((comm, table.members, bridge))
@@ -264,11 +272,10 @@ fn coordinator(launch: &Launch, settings: &Settings) -> Result<(Option<Server>, 
         .map_err(|e| unresolved(e.to_string()))?
         .next()
         .ok_or_else(|| unresolved("the resolver knows none".to_owned()))?;
-    let server = start_coordinator(bind, launch.world_size, settings).map_err(|source| JoinError::Serve {
-        rank,
-        source,
-        advice: place.when_taken(),
-    })?;
+    // The metrics of this process are its rank's.
+    let window = WindowConfig::new(settings, "coordinator", &launch.job_id, None);
+    let server = start_coordinator(bind, launch.world_size, settings, window)
+        .map_err(|source| JoinError::Serve { rank, source, advice: place.when_taken() })?;
     let address = server.local_addr().to_string();
     Ok((Some(server), address))
 }

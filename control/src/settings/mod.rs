@@ -11,17 +11,19 @@
 
 mod rdma;
 mod shm;
+mod status;
 pub mod table;
 mod value;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
 use ringway_dataplane::fabric::Policy;
 use ringway_dataplane::fabric::interface::{self, Filter};
 use ringway_dataplane::rdma::RdmaConfig;
 
+pub use status::StatusSettings;
 use table::{Kind, Setting, TABLE};
 use value::Value;
 pub use value::{
@@ -97,6 +99,8 @@ pub struct Settings {
     pub join_timeout: Duration,
     /// `RINGWAY_LOG`.
     pub log: String,
+    /// What a process shows of itself.
+    pub status: StatusSettings,
     /// What the environment gave, as text, secrets masked.
     given: BTreeMap<&'static str, String>,
 }
@@ -201,7 +205,12 @@ impl Settings {
     fn from_os_pairs(pairs: impl Iterator<Item = (OsString, OsString)>) -> Result<Self, SettingsError> {
         let mut given = BTreeMap::new();
         let mut problems = Vec::new();
+        let mut xdg = None;
         for (name, value) in pairs {
+            if name == status::XDG_RUNTIME_DIR {
+                xdg = Some(value);
+                continue;
+            }
             if !name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
                 continue;
             }
@@ -211,7 +220,7 @@ impl Settings {
             }
         }
         if problems.is_empty() {
-            let settings = Self::typed(given);
+            let settings = Self::typed(given, xdg.as_deref());
             match settings.rdma_contradiction().or(settings.shm_contradiction()) {
                 None => return Ok(settings),
                 Some(problem) => problems.push(problem),
@@ -242,7 +251,7 @@ impl Settings {
     }
 
     /// Builds the typed form from texts that [`check`] has passed (I3: defaults go through the same reader).
-    fn typed(given: BTreeMap<&'static str, String>) -> Self {
+    fn typed(given: BTreeMap<&'static str, String>, xdg: Option<&OsStr>) -> Self {
         let values = Values { given: &given };
         let masked = given.iter().map(|(name, text)| (*name, masked(name, text))).collect();
         Settings {
@@ -291,6 +300,7 @@ impl Settings {
             connect_timeout: values.millis("RINGWAY_CONNECT_TIMEOUT_MS"),
             join_timeout: values.millis("RINGWAY_JOIN_TIMEOUT_MS"),
             log: values.text("RINGWAY_LOG").unwrap_or_default(),
+            status: values.status_settings(xdg),
             given: masked,
         }
     }
@@ -299,7 +309,7 @@ impl Settings {
 impl Default for Settings {
     /// Every setting at its default, nothing given.
     fn default() -> Self {
-        Self::typed(BTreeMap::new())
+        Self::typed(BTreeMap::new(), None)
     }
 }
 

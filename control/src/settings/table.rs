@@ -428,6 +428,43 @@ pub const TABLE: &[Setting] = &[
         "",
         "What is logged to standard error, as a filter: warn, debug, ringway_dataplane=trace,info.",
     ),
+    row(
+        "RINGWAY_STATUS_SOCKET",
+        Kind::Switch,
+        Some("on"),
+        "",
+        "Whether each process has a local socket that answers with its status as text (nc -U), by which ringway status \
+         finds jobs.",
+    ),
+    row(
+        "RINGWAY_RUNTIME_DIR",
+        Kind::Text,
+        None,
+        "",
+        "The folder of the status sockets. Unset, it is ringway in XDG_RUNTIME_DIR, or else /tmp/ringway-UID.",
+    ),
+    row(
+        "RINGWAY_METRICS_BIND",
+        Kind::HostPort,
+        None,
+        "",
+        "Where Prometheus finds metrics: rank r of its host at the port plus r, the coordination service of ringway run \
+         behind the last rank, that of ringway serve at the port. Unset, nowhere.",
+    ),
+    row(
+        "RINGWAY_DUMP_DIR",
+        Kind::Text,
+        None,
+        "",
+        "The folder that a rank writes its flight record to when a communicator dies. Unset, none is written.",
+    ),
+    row(
+        "RINGWAY_DUMP_FILES",
+        Kind::Number { min: 1, max: 1 << 20 },
+        Some("1024"),
+        "",
+        "Flight records in that folder, at most: where there are so many, no more are written.",
+    ),
 ];
 
 /// The row of `name`, if there is such a setting.

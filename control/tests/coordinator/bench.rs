@@ -114,7 +114,7 @@ impl Bench {
         let mine = self.notices.iter().filter(|(to, _)| *to == WatchId(watch));
         mine.filter_map(|(_, notice)| match notice {
             Notice::Loss(loss) => Some((loss.task.index(), loss.evidence)),
-            Notice::Closing => None,
+            Notice::Closing | Notice::Survey { .. } => None,
         })
         .collect()
     }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod groups;
+mod overview;
 mod together;
 mod waits;
 

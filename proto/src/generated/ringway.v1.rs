@@ -19,6 +19,721 @@ pub struct DataPlaneTask {
     #[prost(fixed64, tag = "6")]
     pub job: u64,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LookRequest {
+    /// Ask the ranks as well, not only the service.
+    #[prost(bool, tag = "1")]
+    pub ranks: bool,
+    /// Have the ranks send their flight records: their last calls, and what befell them.
+    #[prost(bool, tag = "2")]
+    pub flight: bool,
+    /// How long to wait for the ranks. 0: one second. At most ten.
+    #[prost(uint32, tag = "3")]
+    pub timeout_ms: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LookResponse {
+    #[prost(oneof = "look_response::What", tags = "1, 2, 3")]
+    pub what: ::core::option::Option<look_response::What>,
+}
+/// Nested message and enum types in `LookResponse`.
+pub mod look_response {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum What {
+        #[prost(message, tag = "1")]
+        Overview(super::Overview),
+        #[prost(message, tag = "2")]
+        Report(super::RankReport),
+        /// The end: ranks that were asked and did not answer in time.
+        #[prost(message, tag = "3")]
+        Silent(super::Silent),
+    }
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Silent {
+    #[prost(message, repeated, tag = "1")]
+    pub tasks: ::prost::alloc::vec::Vec<TaskName>,
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskName {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub task: u32,
+}
+/// Carried by a notice to each rank.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Survey {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(bool, tag = "2")]
+    pub flight: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReportRequest {
+    /// The survey that it answers.
+    #[prost(uint64, tag = "1")]
+    pub survey: u64,
+    #[prost(message, optional, tag = "2")]
+    pub report: ::core::option::Option<RankReport>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportResponse {}
+/// What the coordination service knows.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Overview {
+    /// Its incarnation, as 16 hexadecimal digits.
+    #[prost(string, tag = "1")]
+    pub incarnation: ::prost::alloc::string::String,
+    /// Where its process runs.
+    #[prost(string, tag = "2")]
+    pub host: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub pid: u32,
+    #[prost(message, repeated, tag = "4")]
+    pub tasks: ::prost::alloc::vec::Vec<TaskView>,
+    #[prost(message, repeated, tag = "5")]
+    pub waits: ::prost::alloc::vec::Vec<WaitAtService>,
+    #[prost(message, repeated, tag = "6")]
+    pub groups: ::prost::alloc::vec::Vec<GroupAtService>,
+    /// Silence for so long means that a task is lost.
+    #[prost(uint64, tag = "7")]
+    pub heartbeat_limit_ms: u64,
+}
+/// A task, as the service knows it.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskView {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub task: u32,
+    /// "disconnected", "connected" or "error".
+    #[prost(string, tag = "3")]
+    pub state: ::prost::alloc::string::String,
+    /// Of its last life, as 16 hexadecimal digits; empty when it was never seen.
+    #[prost(string, tag = "4")]
+    pub incarnation: ::prost::alloc::string::String,
+    /// Empty and 0 until the process has told them.
+    #[prost(string, tag = "5")]
+    pub host: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "6")]
+    pub pid: u32,
+    /// In the first group that it entered.
+    #[prost(uint32, optional, tag = "7")]
+    pub rank: ::core::option::Option<u32>,
+    /// Since the last sign of life of a task that is connected.
+    #[prost(uint64, optional, tag = "8")]
+    pub heartbeat_age_ms: ::core::option::Option<u64>,
+    /// Why it is in error.
+    #[prost(string, tag = "9")]
+    pub error: ::prost::alloc::string::String,
+}
+/// Something that tasks wait for at the service.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WaitAtService {
+    /// "barrier", "key", "group", "registration", "devices", "departure" or "alive".
+    #[prost(string, tag = "1")]
+    pub awaited: ::prost::alloc::string::String,
+    /// The barrier's id, the key, or the group's name.
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub waited_ms: u64,
+    /// Until it fails; absent where it does not.
+    #[prost(uint64, optional, tag = "4")]
+    pub left_ms: ::core::option::Option<u64>,
+    /// Those that wait and those that are late; the first ones, and how many there are in all.
+    #[prost(message, repeated, tag = "5")]
+    pub waiting: ::prost::alloc::vec::Vec<TaskName>,
+    #[prost(uint64, tag = "6")]
+    pub waiting_count: u64,
+    #[prost(message, repeated, tag = "7")]
+    pub late: ::prost::alloc::vec::Vec<TaskName>,
+    #[prost(uint64, tag = "8")]
+    pub late_count: u64,
+}
+/// A group that was made.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GroupAtService {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub size: u32,
+    /// Members that have neither left nor been lost.
+    #[prost(uint32, tag = "3")]
+    pub present: u32,
+    #[prost(uint64, tag = "4")]
+    pub epoch: u64,
+}
+/// What a rank knows of itself. Moments are nanoseconds since `epoch_unix_us`.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RankReport {
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    #[prost(uint32, tag = "2")]
+    pub world_size: u32,
+    #[prost(string, tag = "3")]
+    pub job: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub host: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "5")]
+    pub pid: u32,
+    /// As 16 hexadecimal digits.
+    #[prost(string, tag = "6")]
+    pub incarnation: ::prost::alloc::string::String,
+    /// The time of day at which its data plane was made, in microseconds since 1970.
+    #[prost(uint64, tag = "7")]
+    pub epoch_unix_us: u64,
+    /// The moment of this report.
+    #[prost(uint64, tag = "8")]
+    pub now_ns: u64,
+    /// Why it was written: "asked", or the failure in words.
+    #[prost(string, tag = "9")]
+    pub why: ::prost::alloc::string::String,
+    #[prost(string, tag = "10")]
+    pub transport: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "11")]
+    pub groups: ::prost::alloc::vec::Vec<GroupReport>,
+    /// Calls that are under way.
+    #[prost(message, repeated, tag = "12")]
+    pub waits: ::prost::alloc::vec::Vec<Wait>,
+    /// The last call that ended.
+    #[prost(message, optional, tag = "13")]
+    pub last: ::core::option::Option<CallRecord>,
+    #[prost(message, repeated, tag = "14")]
+    pub peers: ::prost::alloc::vec::Vec<PeerReport>,
+    /// Peers that are left out of a report without flight record, as they are too many.
+    #[prost(uint32, tag = "15")]
+    pub more_peers: u32,
+    #[prost(message, repeated, tag = "16")]
+    pub totals: ::prost::alloc::vec::Vec<TotalReport>,
+    /// The flight record, oldest first; empty where it was not asked for.
+    #[prost(message, repeated, tag = "17")]
+    pub calls: ::prost::alloc::vec::Vec<CallRecord>,
+    #[prost(message, repeated, tag = "18")]
+    pub happenings: ::prost::alloc::vec::Vec<Happening>,
+    /// Earlier calls that the flight record no longer holds.
+    #[prost(uint64, tag = "19")]
+    pub forgotten_calls: u64,
+    /// As the coordination service names it.
+    #[prost(message, optional, tag = "20")]
+    pub task: ::core::option::Option<TaskName>,
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GroupReport {
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    #[prost(uint32, tag = "2")]
+    pub rank: u32,
+    #[prost(uint32, tag = "3")]
+    pub size: u32,
+    /// Number of the next collective call.
+    #[prost(uint32, tag = "4")]
+    pub next_call: u32,
+    /// Why it is dead; empty while it lives.
+    #[prost(string, tag = "5")]
+    pub dead: ::prost::alloc::string::String,
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CallRecord {
+    #[prost(uint32, tag = "1")]
+    pub group: u32,
+    /// Number of the call on its communicator; 0 for messages.
+    #[prost(uint32, tag = "2")]
+    pub number: u32,
+    /// "all_reduce" and so on; "message" between two ranks.
+    #[prost(string, tag = "3")]
+    pub operation: ::prost::alloc::string::String,
+    /// "f32" and so on; empty for a barrier.
+    #[prost(string, tag = "4")]
+    pub r#type: ::prost::alloc::string::String,
+    /// "sum" and so on; empty where nothing is combined.
+    #[prost(string, tag = "5")]
+    pub reduction: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "6")]
+    pub count: u64,
+    #[prost(uint64, tag = "7")]
+    pub bytes: u64,
+    /// The root of a rooted collective, the tag of a message.
+    #[prost(uint32, tag = "8")]
+    pub root: u32,
+    #[prost(string, tag = "9")]
+    pub algorithm: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "10")]
+    pub began_ns: u64,
+    #[prost(uint64, optional, tag = "11")]
+    pub first_byte_ns: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "12")]
+    pub ended_ns: ::core::option::Option<u64>,
+    /// "open", "done" or "failed".
+    #[prost(string, tag = "13")]
+    pub outcome: ::prost::alloc::string::String,
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Wait {
+    #[prost(message, optional, tag = "1")]
+    pub call: ::core::option::Option<CallRecord>,
+    /// Since when nothing of it has moved.
+    #[prost(uint64, tag = "2")]
+    pub still_since_ns: u64,
+    /// It waits for earlier calls of this rank.
+    #[prost(bool, tag = "3")]
+    pub queued: bool,
+    #[prost(message, repeated, tag = "4")]
+    pub on: ::prost::alloc::vec::Vec<Awaited>,
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Awaited {
+    /// Rank in the world.
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    /// A message is to come from it; otherwise it is to take one.
+    #[prost(bool, tag = "2")]
+    pub receives: bool,
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PeerReport {
+    /// Rank in the world.
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    #[prost(uint64, tag = "2")]
+    pub sends: u64,
+    #[prost(uint64, tag = "3")]
+    pub sent_bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub receives: u64,
+    #[prost(uint64, tag = "5")]
+    pub received_bytes: u64,
+    /// How it is reached, and why so.
+    #[prost(string, tag = "6")]
+    pub route: ::prost::alloc::string::String,
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TotalReport {
+    #[prost(string, tag = "1")]
+    pub operation: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub done: u64,
+    #[prost(uint64, tag = "3")]
+    pub failed: u64,
+    #[prost(uint64, tag = "4")]
+    pub bytes: u64,
+    #[prost(uint64, tag = "5")]
+    pub time_ns: u64,
+}
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Happening {
+    #[prost(uint64, tag = "1")]
+    pub at_ns: u64,
+    /// "made", "reached", "lost", "left", "died" or "closed".
+    #[prost(string, tag = "2")]
+    pub what: ::prost::alloc::string::String,
+    /// The communicator concerned.
+    #[prost(uint32, optional, tag = "3")]
+    pub group: ::core::option::Option<u32>,
+    /// The rank in the world concerned.
+    #[prost(uint32, optional, tag = "4")]
+    pub rank: ::core::option::Option<u32>,
+    #[prost(string, tag = "5")]
+    pub detail: ::prost::alloc::string::String,
+}
+/// Generated client implementations.
+pub mod status_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct StatusClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl StatusClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> StatusClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> StatusClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            StatusClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// One look at the job. First comes the service's own view, then each rank's as it answers, and last who did not.
+        pub async fn look(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LookRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::LookResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/ringway.v1.Status/Look");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("ringway.v1.Status", "Look"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// A rank's answer to a `Survey` that it was sent as a notice. NOT_FOUND: nobody waits for it any more.
+        pub async fn report(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReportRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReportResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/ringway.v1.Status/Report");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("ringway.v1.Status", "Report"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod status_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with StatusServer.
+    #[async_trait]
+    pub trait Status: std::marker::Send + std::marker::Sync + 'static {
+        /// Server streaming response type for the Look method.
+        type LookStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::LookResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// One look at the job. First comes the service's own view, then each rank's as it answers, and last who did not.
+        async fn look(
+            &self,
+            request: tonic::Request<super::LookRequest>,
+        ) -> std::result::Result<tonic::Response<Self::LookStream>, tonic::Status>;
+        /// A rank's answer to a `Survey` that it was sent as a notice. NOT_FOUND: nobody waits for it any more.
+        async fn report(
+            &self,
+            request: tonic::Request<super::ReportRequest>,
+        ) -> std::result::Result<tonic::Response<super::ReportResponse>, tonic::Status>;
+    }
+    #[derive(Debug)]
+    pub struct StatusServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> StatusServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for StatusServer<T>
+    where
+        T: Status,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/ringway.v1.Status/Look" => {
+                    #[allow(non_camel_case_types)]
+                    struct LookSvc<T: Status>(pub Arc<T>);
+                    impl<
+                        T: Status,
+                    > tonic::server::ServerStreamingService<super::LookRequest>
+                    for LookSvc<T> {
+                        type Response = super::LookResponse;
+                        type ResponseStream = T::LookStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::LookRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Status>::look(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = LookSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ringway.v1.Status/Report" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportSvc<T: Status>(pub Arc<T>);
+                    impl<T: Status> tonic::server::UnaryService<super::ReportRequest>
+                    for ReportSvc<T> {
+                        type Response = super::ReportResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReportRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Status>::report(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for StatusServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "ringway.v1.Status";
+    impl<T> tonic::server::NamedService for StatusServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// A process of the job.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Process {
@@ -90,7 +805,7 @@ pub struct WatchRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
-    #[prost(oneof = "notice::What", tags = "1, 2, 3")]
+    #[prost(oneof = "notice::What", tags = "1, 2, 3, 4")]
     pub what: ::core::option::Option<notice::What>,
 }
 /// Nested message and enum types in `Notice`.
@@ -105,6 +820,9 @@ pub mod notice {
         /// The service ends in order. No loss is meant by it.
         #[prost(message, tag = "3")]
         Closing(super::Closing),
+        /// Somebody wants to know how the rank is: it answers by Status.Report.
+        #[prost(message, tag = "4")]
+        Survey(super::Survey),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

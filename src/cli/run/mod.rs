@@ -29,6 +29,7 @@ use ringway_control::launch::RANK_JOB;
 use ringway_control::rpc::serve::{ServeError, Server};
 use ringway_control::runtime::start_coordinator;
 use ringway_control::settings::{Family, Settings, SettingsError};
+use ringway_control::window::WindowConfig;
 use ringway_topology::TaskId;
 pub(crate) use stage::Stage;
 
@@ -140,7 +141,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
         Some(Family::V6) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
-    let coordinator = start_coordinator(SocketAddr::new(loopback, 0), args.ranks, &settings)?;
+    // Behind those of the ranks.
+    let window = WindowConfig::new(&settings, "coordinator", &job.id, Some(args.ranks));
+    let coordinator = start_coordinator(SocketAddr::new(loopback, 0), args.ranks, &settings, window)?;
     let (program, tag) = (args.program.as_slice(), args.tag);
     let plan = Plan { program, ranks: args.ranks, tag, job: &job, coordinator: coordinator.local_addr() };
     let mut ranks = Ranks::start(&plan)?;

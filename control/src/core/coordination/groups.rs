@@ -107,6 +107,11 @@ impl Groups {
         Groups { forming: BTreeMap::new(), made: BTreeMap::new(), limit }
     }
 
+    /// The groups that are made: each name, its table, and how many of its members are still there.
+    pub(super) fn made(&self) -> impl Iterator<Item = (&str, &GroupTable, usize)> {
+        self.made.iter().map(|(name, made)| (name.as_str(), &*made.table, made.present.len()))
+    }
+
     /// The groups that are not full yet.
     pub(super) fn incomplete(&self, members: &Membership) -> Vec<Incomplete> {
         let everyone = members.everyone();

@@ -54,6 +54,11 @@ impl Heartbeats {
         self.order.insert((sign.expires(), slot));
     }
 
+    /// The last sign of life of a task that is watched.
+    pub(super) fn last(&self, slot: Slot) -> Option<Time> {
+        self.seen.get(&slot).map(|sign| sign.at)
+    }
+
     /// The task is no longer watched.
     pub(super) fn stop(&mut self, slot: Slot) {
         if let Some(before) = self.seen.remove(&slot) {

@@ -143,6 +143,11 @@ impl Losses {
         self.log.insert(epoch, loss);
     }
 
+    /// The streams that are open, with their tasks.
+    pub(super) fn streams(&self) -> impl Iterator<Item = (WatchId, Slot)> + '_ {
+        self.watches.iter().map(|(&watch, &slot)| (watch, slot))
+    }
+
     /// A task left in order: its stream ends and means nothing.
     pub(super) fn leave(&mut self, slot: Slot, out: &mut Vec<Effect>) {
         self.suspects.remove(&slot);

@@ -14,6 +14,7 @@
 pub mod errors;
 pub mod groups;
 pub mod losses;
+pub mod overview;
 pub mod preemption;
 pub mod request;
 pub mod waits;
@@ -234,6 +235,8 @@ impl Coordinator {
                 out.push(Effect::Blamed { reporter, cause });
                 Ok(Reply::Done)
             }
+            Request::Overview { names } => Ok(Reply::Overview(Box::new(self.overview(now, names)))),
+            Request::Survey { survey, flight } => Ok(Reply::Surveyed(self.survey(survey, flight, out))),
             Request::Waits { names } => Ok(Reply::Waits { waits: self.waits(names), now }),
             Request::Watch { watch, process, since_epoch } => self.watch(watch, process, since_epoch, out),
         };

@@ -10,6 +10,7 @@ use ringway_topology::{HostId, Incarnation, TaskId};
 use super::errors::{Refusal, TaskError};
 use super::groups::GroupTable;
 use super::losses::Loss;
+use super::overview::Overview;
 use super::waits::Wait;
 use crate::core::time::Time;
 
@@ -149,6 +150,10 @@ pub enum Request {
     Blame { reporter: TaskId, incarnation: Incarnation, cause: TaskId },
     /// Who waits for what, and for whom; at most so many tasks are named in each list.
     Waits { names: usize },
+    /// All that is known; at most so many tasks are named in each list of waits.
+    Overview { names: usize },
+    /// Ask all tasks with a stream of notices how they are.
+    Survey { survey: u64, flight: bool },
     /// Open a stream of notices under the given name.
     Watch { watch: WatchId, process: Process, since_epoch: u64 },
 }
@@ -179,7 +184,9 @@ impl Request {
             | Request::Increment { .. }
             | Request::GetDirectory { .. }
             | Request::Delete { .. }
-            | Request::Waits { .. } => None,
+            | Request::Waits { .. }
+            | Request::Overview { .. }
+            | Request::Survey { .. } => None,
         }
     }
 }
@@ -231,6 +238,10 @@ pub enum Reply {
     Group(Arc<GroupTable>),
     /// Who waits, the longest first, and what time it is.
     Waits { waits: Vec<Wait>, now: Time },
+    /// All that is known.
+    Overview(Box<Overview>),
+    /// The tasks that were asked.
+    Surveyed(Vec<TaskId>),
 }
 
 /// What a stream of notices carries.
@@ -238,6 +249,8 @@ pub enum Reply {
 pub enum Notice {
     /// A task is lost.
     Loss(Arc<Loss>),
+    /// Somebody wants to know how the task is; with its flight record, if `flight` is set.
+    Survey { survey: u64, flight: bool },
     /// The coordinator ends in order.
     Closing,
 }

@@ -14,6 +14,7 @@ use tonic::transport::Channel;
 
 use super::alarms::{Alarm, Alarms};
 use super::connect::{Seen, Sight};
+use super::surveys::Surveys;
 use crate::core::agent::{Effect, Event, Failure, Outage};
 use crate::core::coordination::errors::{Code, Refusal};
 use crate::core::coordination::request::{Notice, Process};
@@ -38,6 +39,7 @@ pub(super) struct Link {
     pub(super) channel: Channel,
     pub(super) sight: Sight,
     pub(super) alarms: Arc<Alarms>,
+    pub(super) surveys: Surveys,
     pub(super) stage: watch::Sender<Stage>,
     pub(super) events: mpsc::UnboundedSender<Event>,
     /// One try to register takes no longer.
@@ -122,9 +124,15 @@ impl Link {
         let request = wire::WatchRequest { process: Some(convert::wire_process(&self.process)), since_epoch };
         let mut client = SessionSetupClient::new(self.channel.clone());
         let (sight, events, limit) = (self.sight.clone(), self.events.clone(), self.try_limit);
+        let (surveys, channel) = (self.surveys.clone(), self.channel.clone());
         tokio::spawn(async move {
             let end = match timeout(limit, client.watch(request)).await {
-                Ok(Ok(stream)) => follow(stream.into_inner(), &sight, &events).await,
+                Ok(Ok(stream)) => {
+                    follow(stream.into_inner(), &sight, &events, |survey| {
+                        surveys.answer(channel.clone(), survey)
+                    })
+                    .await
+                }
                 Ok(Err(status)) => failure(&status, &sight),
                 Err(_) => Failure::Unreachable(sight.last().brief()),
             };
@@ -161,6 +169,7 @@ async fn follow(
     mut stream: tonic::Streaming<wire::Notice>,
     sight: &Sight,
     events: &mpsc::UnboundedSender<Event>,
+    asked: impl Fn(wire::Survey),
 ) -> Failure {
     loop {
         let event = match stream.message().await {
@@ -171,6 +180,10 @@ async fn follow(
                     Ok(loss) => Event::Noticed(Notice::Loss(Arc::new(loss))),
                     Err(status) => return Failure::Refused(convert::refusal(&status)),
                 },
+                Some(wire::notice::What::Survey(survey)) => {
+                    asked(survey);
+                    continue;
+                }
                 // A kind of notice that a later version of the service sends.
                 None => continue,
             },

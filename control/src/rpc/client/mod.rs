@@ -3,6 +3,7 @@
 //! All of it happens on one thread with a small runtime. [`Agent`] is the handle for code that knows nothing of
 //! that: its calls block the caller, each with a deadline, and end early when the agent ends.
 
+pub mod status;
 pub mod worker;
 
 mod alarms;
@@ -10,6 +11,7 @@ mod connect;
 mod errors;
 mod link;
 mod operations;
+mod surveys;
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,9 +35,12 @@ use self::alarms::Alarms;
 use self::connect::Sight;
 use self::errors::CallFailure;
 use self::link::{Link, Stage};
+use self::surveys::Surveys;
 use super::driver::{Clock, INBOX_LIMIT, Input, drive};
 use crate::core::agent::{Agent as AgentMachine, Event, Failure, Outage};
 use crate::settings::HostPort;
+use crate::window::{self, Page, WindowConfig};
+use ringway_proto::ringway::v1::RankReport;
 
 /// One try to register takes no longer.
 const TRY_LIMIT: Duration = Duration::from_secs(3);
@@ -79,6 +84,7 @@ pub struct Agent {
     channel: Channel,
     sight: Sight,
     alarms: Arc<Alarms>,
+    surveys: Surveys,
     stage: watch::Receiver<Stage>,
     runtime: tokio::runtime::Handle,
     inbox: Option<mpsc::Sender<Input<Event, ()>>>,
@@ -111,6 +117,7 @@ impl Agent {
             let _within = runtime.enter();
             open_channel(&config.coordinator, &sight)?
         };
+        let surveys = Surveys::new(config.process.clone());
         let (stage, seen_stage) = watch::channel(Stage::Starting);
         let (events, urgent) = mpsc::unbounded_channel();
         let (inbox, inputs) = mpsc::channel(INBOX_LIMIT);
@@ -121,6 +128,7 @@ impl Agent {
             channel: channel.clone(),
             sight: sight.clone(),
             alarms: alarms.clone(),
+            surveys: surveys.clone(),
             stage,
             events: events.clone(),
             try_limit: TRY_LIMIT,
@@ -145,6 +153,7 @@ impl Agent {
             channel,
             sight,
             alarms,
+            surveys,
             stage: seen_stage,
             runtime: handle,
             inbox: Some(inbox),
@@ -183,6 +192,19 @@ impl Agent {
     /// It is called on the agent's thread and must be quick; it must not call the agent.
     pub fn on_loss(&self, listener: impl Fn(&Alarm) + Send + 'static) {
         self.alarms.listen(Box::new(listener));
+    }
+
+    /// Has `tell` make this task's answer when somebody asks, through the coordinator, how it is: with its flight record, if
+    /// that is asked for. Until then, and where it makes none, the answer says who the task is.
+    ///
+    /// It is called on a thread of its own, at most a few times at once.
+    pub fn on_survey(&self, tell: impl Fn(bool) -> Option<RankReport> + Send + Sync + 'static) {
+        self.surveys.told_by(Arc::new(tell));
+    }
+
+    /// Opens windows of this process on the agent's thread; they close when the agent ends.
+    pub(crate) fn open_windows(&self, config: WindowConfig, text: Page, numbers: Page) {
+        self.runtime.spawn(window::open(config, self.address.clone(), text, numbers));
     }
 
     /// Leaves in order, and ends the agent.

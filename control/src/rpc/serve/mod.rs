@@ -11,6 +11,8 @@ mod desk;
 pub mod eager;
 mod push;
 mod session;
+mod standard;
+mod status;
 pub mod worker;
 mod xla;
 
@@ -21,6 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use ringway_proto::ringway::v1::session_setup_server::SessionSetupServer;
+use ringway_proto::ringway::v1::status_server::StatusServer;
 use ringway_proto::tensorflow::coordination_service_server::CoordinationServiceServer;
 use ringway_proto::xla::coordination::coordination_service_server::CoordinationServiceServer as XlaCoordinationServer;
 use ringway_topology::{Incarnation, TaskId};
@@ -32,11 +35,13 @@ use self::accept::incoming;
 use self::coordination::Coordination;
 use self::desk::{Desk, Population};
 use self::session::Session;
+use self::status::StatusDesk;
 use self::xla::XlaCoordination;
 use super::MESSAGE_LIMIT_BYTES;
 use crate::core::coordination::CoordinatorConfig;
 use crate::core::coordination::preemption::time_text;
 use crate::core::coordination::request::Event;
+use crate::window::{self, WindowConfig};
 
 /// Connections that the kernel holds until the service takes them.
 const BACKLOG: u32 = 4096;
@@ -70,6 +75,8 @@ pub struct ServerConfig {
     pub xla_heartbeat_limit: Duration,
     /// Agents that run servers of their own, at "host:port", and want errors pushed there. TensorFlow's do.
     pub agents: Vec<(TaskId, String)>,
+    /// What the process shows of the service without gRPC.
+    pub window: WindowConfig,
 }
 
 impl ServerConfig {
@@ -84,6 +91,7 @@ impl ServerConfig {
             handshake_timeout: Duration::from_secs(10),
             xla_heartbeat_limit: XLA_HEARTBEAT_LIMIT,
             agents: Vec::new(),
+            window: WindowConfig::default(),
         }
     }
 }
@@ -262,6 +270,7 @@ async fn serve(
     pressing: (mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<Event>),
     stopped: oneshot::Receiver<()>,
 ) {
+    let address = listener.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
     let connections = match incoming(listener, config.connections_limit, config.handshake_timeout) {
         Ok(connections) => connections,
         Err(error) => return tracing::error!(%error, "the coordination service cannot take connections"),
@@ -279,18 +288,26 @@ async fn serve(
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
+    let status = StatusDesk::new(desk.clone(), config.incarnation);
+    let (text, numbers) = status.pages();
+    let status = StatusServer::new(status)
+        .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+        .accept_compressed(CompressionEncoding::Gzip);
+    tokio::spawn(window::open(config.window.clone(), address, text, numbers));
     let (drain, drained) = oneshot::channel::<()>();
     let window = mounted.is_some().then_some(WINDOW_BYTES);
+    let (routes, health) = standard::add(mounted.unwrap_or_default()).await;
     let service = tonic::transport::Server::builder()
         .max_concurrent_streams(STREAMS_LIMIT)
         .initial_stream_window_size(window)
         .initial_connection_window_size(window)
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
         .http2_keepalive_timeout(Some(KEEPALIVE_LIMIT))
-        .add_routes(mounted.unwrap_or_default())
+        .add_routes(routes)
         .add_service(coordination)
         .add_service(xla)
         .add_service(session)
+        .add_service(status)
         .serve_with_incoming_shutdown(connections, async {
             let _ = drained.await;
         });
@@ -306,6 +323,7 @@ async fn serve(
         _ = stopped => {}
     }
     desk.stop();
+    standard::end(&health).await;
     let _ = drain.send(());
     // What is not read by then is lost with the connection, which says as much.
     let _ = tokio::time::timeout(FLUSH, service).await;

@@ -67,6 +67,9 @@ impl SessionSetup for Session {
         let attached = wire::notice::What::Attached(wire::Attached { incarnation: self.incarnation.0 });
         let rest = notices.map(|notice| match notice {
             Notice::Loss(loss) => wire::notice::What::Loss(convert::wire_loss(&loss)),
+            Notice::Survey { survey, flight } => {
+                wire::notice::What::Survey(wire::Survey { id: survey, flight })
+            }
             Notice::Closing => wire::notice::What::Closing(wire::Closing {}),
         });
         let all = tokio_stream::once(attached).chain(rest);
