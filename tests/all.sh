@@ -8,6 +8,7 @@ step() { printf '\n== %s\n' "$*"; }
 
 step "system packages"
 sh tests/prepare.sh
+sh tests/etcd.sh
 step "format"
 cargo fmt --all --check
 step "lints, with and without hwloc"

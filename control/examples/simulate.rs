@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p ringway-control --example simulate -- --tasks 16 --seeds 10000`
 //! `cargo run --release -p ringway-control --example simulate -- --tasks 4096 --seeds 20`
+//! `... --crashes` kills the coordinator, which goes on from what it has kept.
 //! `... --tasks 16 --seed 4711` replays one seed and prints what happened.
 
 use std::process::ExitCode;
@@ -9,18 +10,23 @@ use std::time::Instant;
 
 use ringway_control::core::simulate::{Report, Scenario, run};
 
-const USAGE: &str = "usage: simulate [--tasks N] [--seeds COUNT [--from FIRST] | --seed SEED]";
+const USAGE: &str = "usage: simulate [--crashes] [--tasks N] [--seeds COUNT [--from FIRST] | --seed SEED]";
 
 struct Arguments {
     tasks: u32,
     from: u64,
     seeds: u64,
+    crashes: bool,
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let mut found = Arguments { tasks: 16, from: 0, seeds: 10_000 };
+    let mut found = Arguments { tasks: 16, from: 0, seeds: 10_000, crashes: false };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
+        if word == "--crashes" {
+            found.crashes = true;
+            continue;
+        }
         let value = words.next().and_then(|value| value.parse::<u64>().ok());
         let value = value.ok_or_else(|| format!("{word} needs a number\n{USAGE}"))?;
         match word.as_str() {
@@ -35,7 +41,7 @@ fn arguments() -> Result<Arguments, String> {
 }
 
 fn main() -> ExitCode {
-    let Arguments { tasks, from, seeds } = match arguments() {
+    let Arguments { tasks, from, seeds, crashes } = match arguments() {
         Ok(arguments) => arguments,
         Err(message) => {
             eprintln!("{message}");
@@ -45,7 +51,8 @@ fn main() -> ExitCode {
     let begun = Instant::now();
     let mut total = Report::default();
     for seed in from..from + seeds {
-        match run(seed, &Scenario::of_seed(seed, tasks)) {
+        let scenario = if crashes { Scenario::with_crashes } else { Scenario::of_seed };
+        match run(seed, &scenario(seed, tasks)) {
             Ok(report) => {
                 total.happenings += report.happenings;
                 total.losses += report.losses;
@@ -54,6 +61,7 @@ fn main() -> ExitCode {
                 total.groups += report.groups;
                 total.ends_seen += report.ends_seen;
                 total.store_answers += report.store_answers;
+                total.restored += report.restored;
                 total.time = total.time.max(report.time);
             }
             Err(violation) => {
@@ -64,7 +72,7 @@ fn main() -> ExitCode {
     }
     println!(
         "{seeds} seeds from {from} of {tasks} tasks in {:.1} s: no violation.\n\
-         {} happenings, {} losses, {} barriers passed, {} failed, {} groups, {} ends seen by a launcher, {} store answers, longest run {}",
+         {} happenings, {} losses, {} barriers passed, {} failed, {} groups, {} ends seen by a launcher, {} store answers, {} coordinators that went on, longest run {}",
         begun.elapsed().as_secs_f64(),
         total.happenings,
         total.losses,
@@ -73,6 +81,7 @@ fn main() -> ExitCode {
         total.groups,
         total.ends_seen,
         total.store_answers,
+        total.restored,
         total.time
     );
     ExitCode::SUCCESS

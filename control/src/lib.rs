@@ -2,6 +2,7 @@
 //!
 //! - [`core`] holds the state of the control plane as pure machines.
 //! - [`rpc`] feeds them from real clocks and sockets, and speaks gRPC.
+//! - [`store`] keeps what must outlive a process, in a file or in etcd.
 //! - [`runtime`] is where it meets the data plane.
 //! - [`random`] draws identities and secrets.
 //! - [`tensor`] holds values, and [`kernels`] computes with them.
@@ -18,5 +19,6 @@ pub mod rpc;
 pub mod runtime;
 pub mod session;
 pub mod settings;
+pub mod store;
 pub mod tensor;
 pub mod window;

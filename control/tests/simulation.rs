@@ -3,7 +3,7 @@
 //! The full run is `cargo run --release -p ringway-control --example simulate`. A seed that fails is printed with the
 //! command that replays it; `RINGWAY_SIMULATE_SEED=N` makes these tests run that seed alone.
 
-use ringway_control::core::simulate::{Report, Scenario, run};
+use ringway_control::core::simulate::{ElectionReport, Report, Scenario, run, run_election};
 
 fn seeds(usual: std::ops::Range<u64>) -> std::ops::Range<u64> {
     match std::env::var("RINGWAY_SIMULATE_SEED") {
@@ -61,5 +61,56 @@ fn a_seed_replays_exactly() {
     for seed in 0..8 {
         let scenario = Scenario::of_seed(seed, 16);
         assert_eq!(run(seed, &scenario), run(seed, &scenario), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_is_killed_at_any_point_goes_on() {
+    let mut total = Report::default();
+    for (tasks, usual) in [(2, 0..60), (16, 100..220)] {
+        for seed in seeds(usual) {
+            match run(seed, &Scenario::with_crashes(seed, tasks)) {
+                Ok(report) => {
+                    total.restored += report.restored;
+                    total.losses += report.losses;
+                    total.barriers_passed += report.barriers_passed;
+                    total.store_answers += report.store_answers;
+                }
+                Err(violation) => panic!(
+                    "seed {seed}, {tasks} tasks, with crashes:\n{violation} --crashes\nor: RINGWAY_SIMULATE_SEED={seed} cargo \
+                     test -p ringway-control --test simulation killed_at_any_point"
+                ),
+            }
+        }
+    }
+    if std::env::var_os("RINGWAY_SIMULATE_SEED").is_none() {
+        assert!(total.restored > 300 && total.losses > 50, "{total:?}");
+        assert!(total.barriers_passed > 300 && total.store_answers > 1000, "{total:?}");
+    }
+}
+
+#[test]
+fn elections_under_chaos() {
+    let mut total = ElectionReport::default();
+    for seed in seeds(0..100) {
+        let candidates = 1 + seed as usize % 5;
+        match run_election(seed, candidates) {
+            Ok(report) => {
+                total.terms += report.terms;
+                total.step_downs += report.step_downs;
+                total.written += report.written;
+                total.fenced += report.fenced;
+                total.longest_gap = total.longest_gap.max(report.longest_gap);
+            }
+            Err(violation) => panic!(
+                "seed {seed}, {candidates} candidates: {violation}\nreplay: RINGWAY_SIMULATE_SEED={seed} cargo test -p \
+                 ringway-control --test simulation elections"
+            ),
+        }
+    }
+    if std::env::var_os("RINGWAY_SIMULATE_SEED").is_none() {
+        // The chaos is real.
+        assert!(total.terms > 500 && total.step_downs > 100, "{total:?}");
+        assert!(total.written > 3000 && total.fenced > 0, "{total:?}");
     }
 }

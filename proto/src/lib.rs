@@ -32,6 +32,15 @@ pub mod xla {
     }
 }
 
+/// The part of etcd's services (version 3) that keeping state and electing a leader need.
+pub mod etcd {
+    /// Services and messages.
+    #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
+    #[rustfmt::skip]
+    pub mod v3 {
+        include!("generated/etcdserverpb.rs");
+    }
+}
 /// The descriptors of all files, as gRPC reflection takes them: an encoded `google.protobuf.FileDescriptorSet`.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 

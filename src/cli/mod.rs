@@ -3,6 +3,7 @@
 mod bench;
 mod completions;
 mod doctor;
+mod keep;
 mod run;
 mod serve;
 mod signals;

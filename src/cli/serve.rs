@@ -8,13 +8,16 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use super::keep;
 use super::say;
 use super::signals::Signals;
 use ringway::log::LogError;
 use ringway_control::launch::cluster::{Cluster, ClusterError};
+use ringway_control::rpc::serve::ServeError;
 use ringway_control::runtime::task::{Task, TaskError};
 use ringway_control::runtime::worker::Traffic;
 use ringway_control::settings::{HostPort, Settings, SettingsError};
+use ringway_control::store::StoreError;
 
 /// Between two looks at who is still connected.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -28,26 +31,32 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
   ringway serve --cluster cluster.json --job worker --task 0
   ringway serve --cluster '{"worker": ["node1:29400", "node2:29400"]}' --job worker --task 0
   ringway serve --cluster cluster.json --job ps --task 0 --bind '[::]:2222'
+  ringway serve --ranks 8 --bind node0:29400 --state /var/lib/ringway/job.state
+  ringway serve --ranks 8 --bind node0:29400 --store etcd://etcd0,etcd1,etcd2
 
 A cluster is JSON: {"JOB": ["HOST:PORT", ...]}, with the tasks of a job in order; or, as in
 TensorFlow's ClusterDef, {"job": [{"name": "JOB", "tasks": {"0": "HOST:PORT"}}]}.
 
 Ranks find a service outside of them by RINGWAY_COORDINATOR=HOST:PORT and
-RINGWAY_COORDINATOR_BY=outside."#)]
+RINGWAY_COORDINATOR_BY=outside; several candidates (--store) by all their addresses, with
+commas between them. A service that keeps its state (--state, --store) may be killed and
+started again, or another candidate goes on: the ranks wait and notice nothing else."#)]
 pub(crate) struct Args {
     /// A JSON file, or the JSON itself
-    #[arg(long, value_name = "FILE|JSON")]
-    cluster: String,
+    #[arg(long, value_name = "FILE|JSON", required_unless_present = "ranks")]
+    cluster: Option<String>,
     /// The job of this task
-    #[arg(long)]
-    job: String,
+    #[arg(long, required_unless_present = "ranks")]
+    job: Option<String>,
     /// The index of this task in its job
-    #[arg(long)]
-    task: u32,
+    #[arg(long, required_unless_present = "ranks")]
+    task: Option<u32>,
     /// Jobs whose tasks register with the coordination service, where not all do: with the workers of a
     /// MultiWorkerMirroredStrategy whose leader is ps:0, worker
     #[arg(long, value_name = "JOB", value_delimiter = ',')]
     coordinate: Vec<String>,
+    #[command(flatten)]
+    kept: keep::KeepArgs,
     /// Listen here instead of at the task's own address
     #[arg(long, value_name = "HOST:PORT")]
     bind: Option<String>,
@@ -90,6 +99,37 @@ pub(crate) enum ServeCommandError {
     /// The task did not start.
     #[error("{0}")]
     Task(#[from] TaskError),
+    /// `--store` is no address of etcd.
+    #[error("--store {given}: {why}; write it as etcd://HOST,HOST,... with or without ports and a /PREFIX")]
+    Store {
+        /// What was given.
+        given: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// `--advertise` is not an address.
+    #[error("--advertise {given} is not HOST:PORT; an IPv6 address goes in brackets, as in [fd00::1]:29400")]
+    Advertise {
+        /// What was given.
+        given: String,
+    },
+    /// A candidate listens at all addresses and does not say by which it is reached.
+    #[error(
+        "this candidate listens at {bind}: give --advertise HOST:PORT, where ranks reach it, or --bind with that"
+    )]
+    Unadvertised {
+        /// Where it listens.
+        bind: String,
+    },
+    /// The state cannot be kept.
+    #[error("{0}")]
+    State(#[from] StoreError),
+    /// The address cannot be listened on.
+    #[error("{0}")]
+    Serve(#[from] ServeError),
+    /// The service has ended by itself.
+    #[error("the coordination service has ended, since its state cannot be kept: it has said why above")]
+    Ended,
     /// Signals cannot be received.
     #[error("cannot wait for signals: {0}")]
     Signals(io::Error),
@@ -102,9 +142,16 @@ pub(crate) enum ServeCommandError {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
     let settings = Settings::from_env()?;
     ringway::log::start(&settings)?;
-    let mut cluster = Cluster::parse(&read_cluster(&args.cluster)?)?;
+    let mut signals = Signals::catch(&[Signal::TERM, Signal::INT]).map_err(ServeCommandError::Signals)?;
+    if let Some(ranks) = args.kept.ranks() {
+        return keep::run(&args.kept, ranks, args.bind.as_deref(), &settings, signals);
+    }
+    let (Some(cluster), Some(job), Some(task)) = (&args.cluster, &args.job, args.task) else {
+        unreachable!("the arguments are required without --ranks")
+    };
+    let mut cluster = Cluster::parse(&read_cluster(cluster)?)?;
     cluster.coordinate(&args.coordinate)?;
-    let own = cluster.address(&args.job, args.task)?;
+    let own = cluster.address(job, task)?;
     let bind = match &args.bind {
         None => own.clone(),
         Some(given) => {
@@ -112,14 +159,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
         }
     };
     let tasks = cluster.all().count();
-    let mut signals = Signals::catch(&[Signal::TERM, Signal::INT]).map_err(ServeCommandError::Signals)?;
-    let task = Task::serve(resolve(&bind)?, &cluster, (&args.job, args.task), &settings)?;
-    say(&format!(
-        "serve: {}:{} of {tasks} tasks, at {}; SIGTERM ends it",
-        args.job,
-        args.task,
-        task.local_addr()
-    ));
+    let served = Task::serve(resolve(&bind)?, &cluster, (job, task), &settings)?;
+    say(&format!("serve: {job}:{task} of {tasks} tasks, at {}; SIGTERM ends it", served.local_addr()));
     let arrived = loop {
         let arrived = signals.wait(None).map_err(ServeCommandError::Signals)?;
         if !arrived.is_empty() {
@@ -127,10 +168,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
         }
     };
     if arrived.contains(&Signal::TERM) {
-        say_farewell(&task, settings.preemption_grace, &mut signals)?;
+        say_farewell(&served, settings.preemption_grace, &mut signals)?;
     }
-    let Traffic { plane_tensors, plane_bytes, grpc_tensors, grpc_bytes } = task.traffic();
-    drop(task);
+    let Traffic { plane_tensors, plane_bytes, grpc_tensors, grpc_bytes } = served.traffic();
+    drop(served);
     say(&format!(
         "serve: tensors received: {plane_tensors} over the data plane ({plane_bytes} B), {grpc_tensors} over gRPC \
          ({grpc_bytes} B)"
@@ -163,7 +204,7 @@ fn read_cluster(given: &str) -> Result<String, ServeCommandError> {
     std::fs::read_to_string(given).map_err(|source| ServeCommandError::File { path: given.into(), source })
 }
 
-fn resolve(host: &HostPort) -> Result<SocketAddr, ServeCommandError> {
+pub(super) fn resolve(host: &HostPort) -> Result<SocketAddr, ServeCommandError> {
     let failed = |source| ServeCommandError::Resolve { host: host.clone(), source };
     let mut addresses = (host.host.as_str(), host.port).to_socket_addrs().map_err(failed)?;
     addresses.next().ok_or_else(|| failed(io::Error::from(io::ErrorKind::NotFound)))

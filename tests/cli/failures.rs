@@ -1,25 +1,11 @@
 //! What all ranks are told when one dies, stops or errs: the failure contract, on processes.
 
-use crate::process::{End, Run, command, ringway};
+use crate::process::{End, Run, command, example, ringway};
 use rustix::process::{Pid, Signal, kill_process};
-use std::path::PathBuf;
-use std::process::Command;
-use std::sync::OnceLock;
 
-/// The program of `examples/failures.rs`, built if this test was run alone.
+/// The program of `examples/failures.rs`.
 fn failures() -> &'static str {
-    static PATH: OnceLock<String> = OnceLock::new();
-    PATH.get_or_init(|| {
-        let beside = PathBuf::from(env!("CARGO_BIN_EXE_ringway")).with_file_name("examples").join("failures");
-        if !beside.exists() {
-            let built = Command::new(env!("CARGO"))
-                .args(["build", "--example", "failures"])
-                .current_dir(env!("CARGO_MANIFEST_DIR"))
-                .status();
-            assert!(built.expect("cargo runs").success());
-        }
-        beside.to_str().expect("a plain path").to_owned()
-    })
+    example("failures")
 }
 
 fn mistake(words: &[&str]) -> End {

@@ -6,6 +6,7 @@
 
 mod bench;
 mod doctor;
+mod failover;
 mod failures;
 mod forbidden;
 mod process;

@@ -1,8 +1,11 @@
 //! The program under test as a process: started, read line by line, sent signals, waited for.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -126,6 +129,23 @@ impl End {
     }
 }
 
+/// The program of an example, built if this test was run alone.
+pub(crate) fn example(name: &'static str) -> &'static str {
+    static BUILT: Mutex<BTreeMap<&str, &str>> = Mutex::new(BTreeMap::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    built.entry(name).or_insert_with(|| {
+        let beside = PathBuf::from(env!("CARGO_BIN_EXE_ringway")).with_file_name("examples").join(name);
+        if !beside.exists() {
+            let built = Command::new(env!("CARGO"))
+                .args(["build", "--example", name])
+                .current_dir(env!("CARGO_MANIFEST_DIR"))
+                .status();
+            assert!(built.expect("cargo runs").success());
+        }
+        beside.to_str().expect("a plain path").to_owned().leak()
+    })
+}
+
 /// A folder of one test, removed with it.
 pub(crate) struct Folder {
     path: std::path::PathBuf,
@@ -149,6 +169,11 @@ impl Folder {
         let path = self.path.join(name).to_str().expect("a plain path").to_owned();
         std::fs::write(&path, text).unwrap();
         path
+    }
+
+    /// The path of a file that may not be there yet.
+    pub(crate) fn path_of(&self, name: &str) -> String {
+        self.path.join(name).to_str().expect("a plain path").to_owned()
     }
 
     /// Makes a fifo, and returns its path.

@@ -8,6 +8,7 @@
 //! - A2. Each loss is announced once; after a gap of the stream none is missed.
 //! - A3. The coordinator is given up when it is silent for the limit, or when the stream broke and could not be
 //!   opened again within the grace. Silence counts only while the agent itself runs.
+//!   Where the service says that another goes on when it ends, both limits are as long as it asks for.
 //! - A4. After [`Effect::Failed`] or [`Effect::Left`] it does nothing more.
 
 use std::sync::Arc;
@@ -55,6 +56,8 @@ pub enum Event {
     Registered(Result<(), Failure>),
     /// The answer to [`Effect::Beat`].
     Beaten(Result<(), Failure>),
+    /// The service says that another goes on within this time when it ends.
+    Failover(Duration),
     /// The stream is open.
     WatchOpened,
     /// The stream carries something.
@@ -314,6 +317,10 @@ impl Machine for Agent {
             }
             Event::Registered(result) => self.registered(now, result, out),
             Event::Beaten(result) => self.beaten(now, result, out),
+            Event::Failover(span) => {
+                self.times.reconnect_grace = self.times.reconnect_grace.max(span);
+                self.times.silence_limit = self.times.silence_limit.max(span);
+            }
             Event::WatchOpened => {
                 self.heard = now;
                 self.blind_since = None;

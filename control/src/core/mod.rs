@@ -6,6 +6,7 @@
 pub mod agent;
 pub mod coordination;
 pub mod eager;
+pub mod election;
 pub mod graph;
 pub mod machine;
 pub mod master;

@@ -12,6 +12,8 @@ pub const DERIVED_PORTS: std::ops::Range<u16> = 20_000..32_000;
 pub struct CoordinatorPlace {
     /// Where ranks reach it. With port 0 (single process) the system picks one, and nobody else needs to know.
     pub address: HostPort,
+    /// Other candidates, of which any may lead; then it is outside of the ranks.
+    pub others: Vec<HostPort>,
     /// Whether this process runs the service; at most one rank does.
     pub i_host: bool,
     /// Where the port comes from; it decides what to advise when it is taken.
@@ -59,7 +61,8 @@ pub(super) fn choose(
     world_size: u32,
     job_id: &str,
 ) -> Result<CoordinatorPlace, String> {
-    let i_host = rank == 0 && settings.coordinator_by == CoordinatorBy::Rank0;
+    let others = settings.other_coordinators.clone();
+    let i_host = rank == 0 && settings.coordinator_by == CoordinatorBy::Rank0 && others.is_empty();
     let loopback =
         if settings.socket_family == Some(crate::settings::Family::V6) { "::1" } else { "127.0.0.1" };
     let (host, port, port_from) = match meeting {
@@ -67,6 +70,7 @@ pub(super) fn choose(
         _ if world_size == 1 => {
             return Ok(CoordinatorPlace {
                 address: HostPort { host: loopback.to_owned(), port: 0 },
+                others,
                 i_host: true,
                 port_from: PortFrom::System,
             });
@@ -80,7 +84,7 @@ pub(super) fn choose(
             "RINGWAY_COORDINATOR_BY=outside needs its address: set RINGWAY_COORDINATOR=HOST:PORT".to_owned()
         );
     }
-    Ok(CoordinatorPlace { address: HostPort { host, port }, i_host, port_from })
+    Ok(CoordinatorPlace { address: HostPort { host, port }, others, i_host, port_from })
 }
 
 /// A port of [`DERIVED_PORTS`] by the FNV-1a hash of the job id: the same on every rank.
@@ -119,6 +123,7 @@ mod tests {
     fn advice_when_the_port_is_taken_names_it() {
         let place = |port_from| CoordinatorPlace {
             address: HostPort { host: "node1".into(), port: 29400 },
+            others: Vec::new(),
             i_host: true,
             port_from,
         };

@@ -6,14 +6,18 @@ use std::time::Duration;
 use prost::Message;
 use ringway_proto::ringway::v1 as session;
 use ringway_proto::tensorflow as tf;
-use ringway_topology::{HostId, Incarnation, TaskId};
+use ringway_topology::{Incarnation, TaskId};
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::{Request, Status};
 
 use crate::core::coordination::errors::{Code, Origin, Refusal};
-use crate::core::coordination::groups::{GroupMember, GroupTable};
-use crate::core::coordination::losses::{Evidence, Loss};
-use crate::core::coordination::request::{Device, Life, Process, State, TaskStatus, Value};
+use crate::core::coordination::groups::GroupTable;
+use crate::core::coordination::losses::Loss;
+use crate::core::coordination::memory;
+pub(super) use crate::core::coordination::memory::{wire_group, wire_loss, wire_process};
+use crate::core::coordination::request::{
+    CallId, Device, Life, Process, Request as Ask, State, TaskStatus, Value,
+};
 
 mod status;
 mod xla;
@@ -32,10 +36,26 @@ struct StatusDetails {
     payloads: BTreeMap<String, Vec<u8>>,
 }
 
+/// Says, in the metadata of an answer, that another process is to be asked: its address, or nothing where that is not known.
+pub(super) const LEADER_METADATA: &str = "ringway-leader";
+
+/// Which process is to be asked instead of the one that gave this answer, if it said so: its address, if it knew it.
+pub(super) fn elsewhere(status: &Status) -> Option<Option<String>> {
+    let said = status.metadata().get(LEADER_METADATA)?.to_str().unwrap_or_default();
+    Some((!said.is_empty()).then(|| said.to_owned()))
+}
+
 /// A refusal as a gRPC status, with details for TensorFlow's clients.
 pub(super) fn status(refusal: &Refusal) -> Status {
+    if let Origin::Elsewhere { leader } = &refusal.origin {
+        let mut status = Status::new(tonic::Code::from_i32(refusal.code.number()), &*refusal.message);
+        // An address is ASCII.
+        let leader = leader.as_deref().unwrap_or_default().parse().unwrap_or(MetadataValue::from_static(""));
+        status.metadata_mut().insert(LEADER_METADATA, leader);
+        return status;
+    }
     let barrier = match &refusal.origin {
-        Origin::Call | Origin::Task { .. } => None,
+        Origin::Call | Origin::Elsewhere { .. } | Origin::Task { .. } => None,
         Origin::Barrier { id, counter } => {
             let error = tf::BarrierError { barrier_id: id.clone(), counter: *counter };
             Some((BARRIER_ERROR_KEY, error.encode_to_vec()))
@@ -69,8 +89,38 @@ pub(super) fn error_payload(refusal: &Refusal) -> tf::CoordinationServiceError {
             is_reported_error: *reported,
             source_task: Some(coordinated_task(task)),
         },
-        Origin::Call | Origin::Barrier { .. } => tf::CoordinationServiceError::default(),
+        Origin::Call | Origin::Elsewhere { .. } | Origin::Barrier { .. } => {
+            tf::CoordinationServiceError::default()
+        }
     }
+}
+
+/// Numbers a request that changes something, in its metadata, so that it can be asked again: the number, and the oldest that
+/// the caller waits for, as "SEQUENCE OLDEST".
+const CALL_METADATA: &str = "ringway-call";
+
+/// Puts the number of a request, and the oldest that is waited for, into its metadata.
+pub(super) fn number((sequence, oldest): (u64, u64), metadata: &mut MetadataMap) {
+    // Digits are ASCII.
+    if let Ok(words) = format!("{sequence} {oldest}").parse() {
+        metadata.insert(CALL_METADATA, words);
+    }
+}
+
+/// The number of a request, and the oldest that its caller waits for, if its metadata says so.
+pub(super) fn sequence<T>(request: &Request<T>) -> Result<Option<(u64, u64)>, Status> {
+    let Some(words) = request.metadata().get(CALL_METADATA) else { return Ok(None) };
+    let words = words.to_str().unwrap_or_default();
+    let numbers = words.split_once(' ').and_then(|(one, two)| Some((one.parse().ok()?, two.parse().ok()?)));
+    numbers.map(Some).ok_or_else(|| invalid(format!("{CALL_METADATA}: {words:?} numbers no call")))
+}
+
+/// The request under its number, if it has one and says which life of a task it comes from.
+pub(super) fn numbered(from: Option<Life>, sequence: Option<(u64, u64)>, request: Ask) -> Ask {
+    let (Some(Life { task: Some(task), incarnation }), Some((sequence, oldest))) = (from, sequence) else {
+        return request;
+    };
+    Ask::Once { call: CallId { task, incarnation, sequence, oldest }, request: Box::new(request) }
 }
 
 fn invalid(error: impl std::fmt::Display) -> Status {
@@ -211,106 +261,15 @@ pub(super) fn all_devices(devices: &[Device], coordinator: Incarnation) -> tf::W
 
 /// A process as our own service names it.
 pub(super) fn process(named: Option<session::Process>) -> Result<Process, Status> {
-    let named = named.ok_or_else(|| invalid("the request names no process"))?;
-    Ok(Process {
-        task: TaskId::new(named.job, named.task).map_err(invalid)?,
-        incarnation: Incarnation(named.incarnation),
-        host: named.host.parse::<HostId>().map_err(invalid)?,
-        pid: named.pid,
-    })
-}
-
-/// The wire form of a process.
-pub(super) fn wire_process(process: &Process) -> session::Process {
-    session::Process {
-        job: process.task.job().to_owned(),
-        task: process.task.index(),
-        incarnation: process.incarnation.0,
-        host: process.host.to_text(),
-        pid: process.pid,
-    }
-}
-
-/// A group as the answer to those who entered it.
-pub(super) fn wire_group(table: &GroupTable) -> session::JoinResponse {
-    let members = table.members.iter().map(|member| session::Member {
-        rank: member.rank,
-        process: Some(wire_process(&member.process)),
-        addresses: member.addresses.clone(),
-        hosts_coordinator: member.hosts_coordinator,
-    });
-    session::JoinResponse { members: members.collect(), epoch: table.epoch, secret: table.secret.to_vec() }
+    memory::process(named).map_err(invalid)
 }
 
 /// A group from the answer of the service.
 pub(super) fn group(response: session::JoinResponse) -> Result<GroupTable, Status> {
-    let secret =
-        response.secret.try_into().map_err(|_| invalid("the group's secret does not have 16 bytes"))?;
-    let members = response.members.into_iter().enumerate().map(|(position, member)| {
-        if member.rank as usize != position {
-            return Err(invalid(format!(
-                "the group's table has rank {} at position {position}",
-                member.rank
-            )));
-        }
-        Ok(GroupMember {
-            rank: member.rank,
-            process: process(member.process)?,
-            addresses: member.addresses,
-            hosts_coordinator: member.hosts_coordinator,
-        })
-    });
-    Ok(GroupTable { members: members.collect::<Result<_, _>>()?, epoch: response.epoch, secret })
-}
-
-/// The wire form of a loss.
-pub(super) fn wire_loss(loss: &Loss) -> session::Loss {
-    let evidence = match loss.evidence {
-        Evidence::Heartbeat => session::Evidence::Heartbeat,
-        Evidence::Connection => session::Evidence::Connection,
-        Evidence::Peer => session::Evidence::Peer,
-        Evidence::Own => session::Evidence::Self_,
-        Evidence::Restart => session::Evidence::Restart,
-        Evidence::Coordinator => session::Evidence::Coordinator,
-        Evidence::Launcher => session::Evidence::Launcher,
-    };
-    session::Loss {
-        process: Some(session::Process {
-            job: loss.task.job().to_owned(),
-            task: loss.task.index(),
-            incarnation: loss.incarnation.0,
-            host: loss.host.as_ref().map_or_else(String::new, HostId::to_text),
-            pid: loss.pid.unwrap_or(0),
-        }),
-        rank: loss.rank,
-        evidence: evidence.into(),
-        detail: loss.detail.clone(),
-        epoch: loss.epoch,
-    }
+    memory::group(response).map_err(invalid)
 }
 
 /// A loss from the stream of the service.
 pub(super) fn loss(wire: session::Loss) -> Result<Loss, Status> {
-    let evidence = match wire.evidence() {
-        session::Evidence::Unspecified => return Err(invalid("a loss without evidence")),
-        session::Evidence::Heartbeat => Evidence::Heartbeat,
-        session::Evidence::Connection => Evidence::Connection,
-        session::Evidence::Peer => Evidence::Peer,
-        session::Evidence::Self_ => Evidence::Own,
-        session::Evidence::Restart => Evidence::Restart,
-        session::Evidence::Coordinator => Evidence::Coordinator,
-        session::Evidence::Launcher => Evidence::Launcher,
-    };
-    let named = wire.process.ok_or_else(|| invalid("a loss that names no process"))?;
-    let host = (!named.host.is_empty()).then(|| named.host.parse::<HostId>()).transpose().map_err(invalid)?;
-    Ok(Loss {
-        task: TaskId::new(named.job, named.task).map_err(invalid)?,
-        incarnation: Incarnation(named.incarnation),
-        pid: host.is_some().then_some(named.pid),
-        host,
-        rank: wire.rank,
-        evidence,
-        detail: wire.detail,
-        epoch: wire.epoch,
-    })
+    memory::loss(wire).map_err(invalid)
 }

@@ -4,7 +4,7 @@
 use crate::core::coordination::CoordinatorConfig;
 use crate::launch::RANK_JOB;
 use crate::random::incarnation;
-use crate::rpc::serve::{ServeError, Server, ServerConfig};
+use crate::rpc::serve::{Keep, ServeError, Server, ServerConfig};
 use crate::settings::Settings;
 use crate::window::WindowConfig;
 use ringway_topology::TaskId;
@@ -21,11 +21,13 @@ pub fn start_coordinator(
     settings: &Settings,
     window: WindowConfig,
 ) -> Result<Server, ServeError> {
-    serve_cluster(bind, vec![(RANK_JOB.to_owned(), ranks)], Vec::new(), None, settings, window)
+    let jobs = vec![(RANK_JOB.to_owned(), ranks)];
+    serve_cluster(bind, jobs, Vec::new(), None, Keep::Nowhere, settings, window)
 }
 
 /// Starts the service for a cluster at `bind`: `jobs` are names and numbers of tasks; errors of tasks are also
 /// pushed to `agents`, tasks with servers of their own, at `host:port`. `mounted` are other services on the same port.
+/// `keep` says where the state is kept, if it is.
 ///
 /// # Errors
 /// When the address cannot be had; the error says why and what to do.
@@ -34,6 +36,7 @@ pub fn serve_cluster(
     jobs: Vec<(String, u32)>,
     agents: Vec<(TaskId, String)>,
     mounted: Option<Routes>,
+    keep: Keep,
     settings: &Settings,
     window: WindowConfig,
 ) -> Result<Server, ServeError> {
@@ -46,6 +49,7 @@ pub fn serve_cluster(
     };
     let config = ServerConfig {
         agents,
+        keep,
         window,
         xla_heartbeat_limit: settings.xla_heartbeat_timeout,
         ..ServerConfig::new(config, incarnation())

@@ -25,7 +25,7 @@ use crate::launch::cluster::Cluster;
 use crate::random::{incarnation, token};
 use crate::rpc::serve::eager::EagerRpc;
 use crate::rpc::serve::worker::WorkerRpc;
-use crate::rpc::serve::{ServeError, Server};
+use crate::rpc::serve::{Keep, ServeError, Server};
 use crate::settings::{HostPort, Settings};
 use crate::tensor::array::pool;
 use crate::window::WindowConfig;
@@ -100,8 +100,8 @@ impl Task {
             .add_service(EagerRpc::service(eager.clone()));
         let window =
             WindowConfig::new(settings, format!("task-{job}-{index}"), &format!("{job}:{index}"), Some(0));
-        let server =
-            serve_cluster(bind, cluster.coordinated_sizes(), agents, Some(routes), settings, window)?;
+        let (jobs, routes) = (cluster.coordinated_sizes(), Some(routes));
+        let server = serve_cluster(bind, jobs, agents, routes, Keep::Nowhere, settings, window)?;
         let leases = eager.clone();
         let leases = worker.calls().spawn(async move { leases.watch_leases().await }).abort_handle();
         Ok(Task { server, worker, eager, leases })

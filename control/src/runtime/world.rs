@@ -134,6 +134,13 @@ impl World {
 }
 
 impl World {
+    /// This process's agent of the coordination service: keys, barriers and groups beyond the communicator. `None` while the
+    /// membership ends.
+    #[must_use]
+    pub fn agent(&self) -> Option<&Agent> {
+        self.agent.as_deref()
+    }
+
     /// Tells of every process of the job that the control plane finds lost, those before included: its incarnation, and what
     /// was seen. Called from a thread of the control plane, which must not be held up.
     pub fn on_loss(&self, tell: impl Fn(u64, &str) + Send + 'static) {
@@ -264,7 +271,9 @@ fn coordinator(launch: &Launch, settings: &Settings) -> Result<(Option<Server>, 
     let place = &launch.coordinator;
     let rank = launch.rank.0;
     if !place.i_host {
-        return Ok((None, place.address.to_string()));
+        let all = std::iter::once(&place.address).chain(&place.others);
+        let all: Vec<String> = all.map(ToString::to_string).collect();
+        return Ok((None, all.join(",")));
     }
     let unresolved = |why: String| JoinError::Resolve { rank, host: place.address.host.clone(), why };
     let bind: SocketAddr = (place.address.host.as_str(), place.address.port)

@@ -47,6 +47,8 @@ pub struct Settings {
     pub local_size: Option<u32>,
     /// `RINGWAY_COORDINATOR`.
     pub coordinator: Option<HostPort>,
+    /// The rest of `RINGWAY_COORDINATOR`: other candidates.
+    pub other_coordinators: Vec<HostPort>,
     /// `RINGWAY_COORDINATOR_BY`.
     pub coordinator_by: CoordinatorBy,
     /// `RINGWAY_JOB_ID`.
@@ -93,6 +95,10 @@ pub struct Settings {
     pub xla_heartbeat_timeout: Duration,
     /// `RINGWAY_PREEMPTION_GRACE_MS`.
     pub preemption_grace: Duration,
+    /// `RINGWAY_FAILOVER_TIMEOUT_MS`.
+    pub failover_timeout: Duration,
+    /// `RINGWAY_LEASE_MS`.
+    pub lease: Duration,
     /// `RINGWAY_CONNECT_TIMEOUT_MS`.
     pub connect_timeout: Duration,
     /// `RINGWAY_JOIN_TIMEOUT_MS`.
@@ -259,7 +265,8 @@ impl Settings {
             world_size: values.count("RINGWAY_WORLD_SIZE"),
             local_rank: values.count("RINGWAY_LOCAL_RANK"),
             local_size: values.count("RINGWAY_LOCAL_SIZE"),
-            coordinator: values.address("RINGWAY_COORDINATOR"),
+            coordinator: values.addresses("RINGWAY_COORDINATOR").into_iter().next(),
+            other_coordinators: values.addresses("RINGWAY_COORDINATOR").into_iter().skip(1).collect(),
             coordinator_by: match values.word("RINGWAY_COORDINATOR_BY") {
                 Some("outside") => CoordinatorBy::Outside,
                 _ => CoordinatorBy::Rank0,
@@ -295,6 +302,8 @@ impl Settings {
             pin: values.pin("RINGWAY_PIN"),
             huge_pages: values.word("RINGWAY_HUGE_PAGES") != Some("off"),
             heartbeat_timeout: values.millis("RINGWAY_HEARTBEAT_TIMEOUT_MS"),
+            failover_timeout: values.millis("RINGWAY_FAILOVER_TIMEOUT_MS"),
+            lease: values.millis("RINGWAY_LEASE_MS"),
             xla_heartbeat_timeout: values.millis("RINGWAY_XLA_HEARTBEAT_TIMEOUT_MS"),
             preemption_grace: values.millis("RINGWAY_PREEMPTION_GRACE_MS"),
             connect_timeout: values.millis("RINGWAY_CONNECT_TIMEOUT_MS"),
@@ -428,6 +437,14 @@ impl Values<'_> {
         match self.value(name)? {
             Value::Address(address) => Some(address),
             other => mismatch(name, &other),
+        }
+    }
+
+    fn addresses(&self, name: &str) -> Vec<HostPort> {
+        match self.value(name) {
+            None => Vec::new(),
+            Some(Value::Addresses(addresses)) => addresses,
+            Some(other) => mismatch(name, &other),
         }
     }
 

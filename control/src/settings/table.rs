@@ -59,6 +59,8 @@ pub enum Kind {
     AddressRange,
     /// `host:port`, an IPv6 address in brackets.
     HostPort,
+    /// One `host:port`, or several with commas between them.
+    HostPorts,
     /// `auto`, `off`, or processor numbers such as `0-3,8`.
     Cpus,
 }
@@ -85,7 +87,10 @@ impl Kind {
                 .to_owned(),
             Kind::AddressRange => "an address and a prefix length such as 10.1.0.0/16 or fd00::/8".to_owned(),
             Kind::HostPort => "host:port with a port from 1 to 65535, an IPv6 address in brackets as in \
-                [fd00::1]:29400"
+                               [fd00::1]:29400"
+                .to_owned(),
+            Kind::HostPorts => "host:port, or several with commas between them, each with a port from 1 to 65535, an IPv6 \
+                                address in brackets as in [fd00::1]:29400"
                 .to_owned(),
             Kind::Cpus => "auto, spread, off, or a list of processor numbers such as 0-3,8".to_owned(),
         }
@@ -151,10 +156,11 @@ pub const TABLE: &[Setting] = &[
     ),
     row(
         "RINGWAY_COORDINATOR",
-        Kind::HostPort,
+        Kind::HostPorts,
         None,
         "",
-        "Where the coordination service listens: an address that every rank can reach.",
+        "Where the coordination service listens: an address that every rank can reach. Several addresses, with commas \
+         between them, are those of candidates outside of the ranks (ringway serve --store), of which one leads.",
     ),
     row(
         "RINGWAY_COORDINATOR_BY",
@@ -391,6 +397,22 @@ pub const TABLE: &[Setting] = &[
         Some("10000"),
         "ms",
         "A rank that is not heard of for this long is declared dead.",
+    ),
+    row(
+        "RINGWAY_FAILOVER_TIMEOUT_MS",
+        Kind::Number { min: 1000, max: 24 * 3600 * 1000 },
+        Some("60000"),
+        "ms",
+        "How long ranks wait for a coordination service that keeps its state (ringway serve --state or --store) when it \
+         is gone, before they give up. Set where the service runs.",
+    ),
+    row(
+        "RINGWAY_LEASE_MS",
+        Kind::Number { min: 1000, max: 600_000 },
+        Some("2000"),
+        "ms",
+        "How long a leading coordination service that has ended keeps others from leading (ringway serve --store), rounded \
+         up to whole seconds; etcd may give more. Set where the service runs.",
     ),
     row(
         "RINGWAY_XLA_HEARTBEAT_TIMEOUT_MS",

@@ -17,6 +17,7 @@ pub(super) enum Value {
     Word(&'static str),
     Names(NameList),
     Address(HostPort),
+    Addresses(Vec<HostPort>),
     Interfaces(Filter),
     Hcas(HcaFilter),
     Range(AddressRange),
@@ -178,6 +179,10 @@ pub(super) fn read(kind: &Kind, text: &str, bytes: bool) -> Option<Value> {
         Kind::Hcas => text.parse().ok().map(Value::Hcas),
         Kind::AddressRange => text.parse().ok().map(Value::Range),
         Kind::HostPort => HostPort::parse(text).map(Value::Address),
+        Kind::HostPorts => {
+            let addresses = text.split(',').map(|address| HostPort::parse(address.trim()));
+            addresses.collect::<Option<_>>().map(Value::Addresses)
+        }
         Kind::Cpus => pin(text).map(Value::Pin),
     }
 }

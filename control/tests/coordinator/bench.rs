@@ -6,7 +6,7 @@ use std::time::Duration;
 use ringway_control::core::coordination::errors::{Code, Refusal};
 use ringway_control::core::coordination::losses::Evidence;
 use ringway_control::core::coordination::request::{
-    BarrierCall, Effect, Event, Join, Notice, Process, Reply, ReplyTo, Request, State, WatchId,
+    BarrierCall, Effect, Event, Join, Notice, Process, Reply, ReplyTo, Request, State, Value, WatchId,
 };
 use ringway_control::core::coordination::{Coordinator, CoordinatorConfig};
 use ringway_control::core::machine::Machine;
@@ -25,6 +25,8 @@ pub(crate) struct Bench {
     pub(crate) closed: Vec<WatchId>,
     pub(crate) pushed: Vec<(TaskId, Refusal)>,
     pub(crate) blamed: Vec<(TaskId, TaskId)>,
+    /// What the coordinator wants remembered.
+    pub(crate) stored: BTreeMap<String, Value>,
 }
 
 impl Bench {
@@ -41,6 +43,7 @@ impl Bench {
             closed: Vec::new(),
             pushed: Vec::new(),
             blamed: Vec::new(),
+            stored: BTreeMap::new(),
         }
     }
 
@@ -61,6 +64,14 @@ impl Bench {
                 Effect::CloseWatch { watch } => self.closed.push(watch),
                 Effect::PushError { to, error } => self.pushed.push((to, error)),
                 Effect::Blamed { reporter, cause } => self.blamed.push((reporter, cause)),
+                Effect::Remember { writes } => {
+                    for write in writes {
+                        match write.value {
+                            Some(value) => drop(self.stored.insert(write.key, value)),
+                            None => drop(self.stored.remove(&write.key)),
+                        }
+                    }
+                }
                 Effect::Connected { .. } => {}
             }
         }

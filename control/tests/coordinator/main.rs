@@ -3,6 +3,7 @@
 mod bench;
 mod groups;
 mod overview;
+mod restore;
 mod together;
 mod waits;
 

@@ -830,6 +830,10 @@ pub struct Attached {
     /// The service's own incarnation.
     #[prost(fixed64, tag = "1")]
     pub incarnation: u64,
+    /// The service remembers what it knows: when its process ends, another goes on, at this address or at one of the
+    /// others that the caller was given, within this time. 0: its end is the end of the job.
+    #[prost(uint64, tag = "2")]
+    pub failover_ms: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Closing {}
@@ -1460,5 +1464,242 @@ pub mod session_setup_server {
     pub const SERVICE_NAME: &str = "ringway.v1.SessionSetup";
     impl<T> tonic::server::NamedService for SessionSetupServer<T> {
         const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Under `cluster`: which cluster the state is of. Written by the first life of the service.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StoredCluster {
+    /// By name.
+    #[prost(message, repeated, tag = "1")]
+    pub jobs: ::prost::alloc::vec::Vec<stored_cluster::Job>,
+    /// Of this layout of keys and values.
+    #[prost(uint32, tag = "2")]
+    pub version: u32,
+}
+/// Nested message and enum types in `StoredCluster`.
+pub mod stored_cluster {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Job {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(uint32, tag = "2")]
+        pub tasks: u32,
+    }
+}
+/// Under `epoch`: of the latest group or loss.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StoredEpoch {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+}
+/// An answer that was not good.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StoredRefusal {
+    /// Canonical code of gRPC.
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    /// Where it comes from; absent, the call itself.
+    #[prost(oneof = "stored_refusal::Origin", tags = "3, 4")]
+    pub origin: ::core::option::Option<stored_refusal::Origin>,
+}
+/// Nested message and enum types in `StoredRefusal`.
+pub mod stored_refusal {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Task {
+        #[prost(string, tag = "1")]
+        pub job: ::prost::alloc::string::String,
+        #[prost(uint32, tag = "2")]
+        pub task: u32,
+        /// The task's user reported it.
+        #[prost(bool, tag = "3")]
+        pub reported: bool,
+    }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Barrier {
+        #[prost(string, tag = "1")]
+        pub id: ::prost::alloc::string::String,
+        #[prost(int64, tag = "2")]
+        pub counter: i64,
+    }
+    /// Where it comes from; absent, the call itself.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Origin {
+        #[prost(message, tag = "3")]
+        Task(Task),
+        #[prost(message, tag = "4")]
+        Barrier(Barrier),
+    }
+}
+/// Under `member/INDEX`: a task of the cluster that was heard of.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StoredMember {
+    #[prost(enumeration = "stored_member::State", tag = "1")]
+    pub state: i32,
+    #[prost(fixed64, tag = "2")]
+    pub incarnation: u64,
+    /// Earlier lives, the latest last.
+    #[prost(fixed64, repeated, tag = "3")]
+    pub past: ::prost::alloc::vec::Vec<u64>,
+    #[prost(message, optional, tag = "4")]
+    pub error: ::core::option::Option<StoredRefusal>,
+    /// Where it runs, once it has said so.
+    #[prost(message, optional, tag = "5")]
+    pub process: ::core::option::Option<Process>,
+    #[prost(uint32, optional, tag = "6")]
+    pub rank: ::core::option::Option<u32>,
+    /// How long it may be silent, where that is not for the service to say.
+    #[prost(uint64, optional, tag = "7")]
+    pub silence_ms: ::core::option::Option<u64>,
+    /// Why it will not come any more as it is.
+    #[prost(string, optional, tag = "8")]
+    pub gone: ::core::option::Option<::prost::alloc::string::String>,
+    /// Its devices, if `has_devices`.
+    #[prost(message, repeated, tag = "9")]
+    pub devices: ::prost::alloc::vec::Vec<stored_member::Device>,
+    #[prost(bool, tag = "10")]
+    pub has_devices: bool,
+}
+/// Nested message and enum types in `StoredMember`.
+pub mod stored_member {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Device {
+        #[prost(oneof = "device::What", tags = "1, 2, 3")]
+        pub what: ::core::option::Option<device::What>,
+    }
+    /// Nested message and enum types in `Device`.
+    pub mod device {
+        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+        pub enum What {
+            #[prost(bytes, tag = "1")]
+            Attributes(::prost::alloc::vec::Vec<u8>),
+            #[prost(bytes, tag = "2")]
+            Topology(::prost::alloc::vec::Vec<u8>),
+            #[prost(message, tag = "3")]
+            Any(super::Any),
+        }
+    }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Any {
+        #[prost(string, tag = "1")]
+        pub type_url: ::prost::alloc::string::String,
+        #[prost(bytes = "vec", tag = "2")]
+        pub value: ::prost::alloc::vec::Vec<u8>,
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum State {
+        Disconnected = 0,
+        Connected = 1,
+        Error = 2,
+    }
+    impl State {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Disconnected => "DISCONNECTED",
+                Self::Connected => "CONNECTED",
+                Self::Error => "ERROR",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "DISCONNECTED" => Some(Self::Disconnected),
+                "CONNECTED" => Some(Self::Connected),
+                "ERROR" => Some(Self::Error),
+                _ => None,
+            }
+        }
+    }
+}
+/// Under `job/NAME`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StoredJob {
+    /// How often a task of it changed, counted from 1.
+    #[prost(int64, tag = "1")]
+    pub version: i64,
+}
+/// Under `once/INDEX`: requests of a task that have changed something, and may be asked again.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StoredOnce {
+    #[prost(fixed64, tag = "1")]
+    pub incarnation: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub answers: ::prost::alloc::vec::Vec<stored_once::Answer>,
+    /// What the caller still waits for has this number or a higher one.
+    #[prost(uint64, tag = "3")]
+    pub oldest: u64,
+}
+/// Nested message and enum types in `StoredOnce`.
+pub mod stored_once {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Answer {
+        #[prost(uint64, tag = "1")]
+        pub sequence: u64,
+        /// What was written, for a request that is answered with it.
+        #[prost(bytes = "vec", optional, tag = "2")]
+        pub value: ::core::option::Option<::prost::alloc::vec::Vec<u8>>,
+    }
+}
+/// Under `barrier/COUNTER/ID`: a barrier that has ended.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StoredBarrier {
+    /// Barriers end one after the other: this is the number of its end.
+    #[prost(uint64, tag = "1")]
+    pub order: u64,
+    /// Absent, it passed.
+    #[prost(message, optional, tag = "2")]
+    pub error: ::core::option::Option<StoredRefusal>,
+}
+/// Under `group/NAME`: a group that is made.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StoredGroup {
+    #[prost(message, optional, tag = "1")]
+    pub table: ::core::option::Option<JoinResponse>,
+    /// Members that have neither left nor are lost.
+    #[prost(message, repeated, tag = "2")]
+    pub present: ::prost::alloc::vec::Vec<stored_group::Present>,
+}
+/// Nested message and enum types in `StoredGroup`.
+pub mod stored_group {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Present {
+        /// Of the task in the cluster.
+        #[prost(uint32, tag = "1")]
+        pub index: u32,
+        #[prost(uint32, tag = "2")]
+        pub rank: u32,
+    }
+}
+/// A record of the file: changes that are remembered together or not at all.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StoredBatch {
+    #[prost(message, repeated, tag = "1")]
+    pub writes: ::prost::alloc::vec::Vec<stored_batch::Write>,
+}
+/// Nested message and enum types in `StoredBatch`.
+pub mod stored_batch {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Write {
+        #[prost(string, tag = "1")]
+        pub key: ::prost::alloc::string::String,
+        /// Absent, the key is removed.
+        #[prost(bytes = "vec", optional, tag = "2")]
+        pub value: ::core::option::Option<::prost::alloc::vec::Vec<u8>>,
     }
 }

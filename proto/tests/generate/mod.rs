@@ -8,7 +8,7 @@ use prost::Message;
 use prost_types::FileDescriptorSet;
 
 /// The files that are compiled, relative to `proto/proto`.
-const PROTO_FILES: [&str; 8] = [
+const PROTO_FILES: [&str; 10] = [
     "tensorflow/coordination_service.proto",
     "tensorflow/master_service.proto",
     "tensorflow/worker_service.proto",
@@ -17,6 +17,8 @@ const PROTO_FILES: [&str; 8] = [
     "ringway/v1/data_plane.proto",
     "ringway/v1/session_setup.proto",
     "ringway/v1/status.proto",
+    "ringway/v1/coordinator_state.proto",
+    "etcd/rpc.proto",
 ];
 
 /// Fields that hold the bytes of tensors: shared with the buffer that they came in, not copied out of it.
@@ -62,6 +64,8 @@ pub(crate) fn generate(out: &Path) -> Result<(), Box<dyn Error>> {
 
 fn without_comments(descriptors: &FileDescriptorSet) -> FileDescriptorSet {
     let mut bare = descriptors.clone();
+    // Services of others, which we call and do not offer.
+    bare.file.retain(|file| file.package() != "etcdserverpb");
     bare.file.iter_mut().for_each(|file| file.source_code_info = None);
     bare
 }

@@ -28,7 +28,7 @@ use ringway::log::LogError;
 use ringway_control::launch::RANK_JOB;
 use ringway_control::rpc::serve::{ServeError, Server};
 use ringway_control::runtime::start_coordinator;
-use ringway_control::settings::{Family, Settings, SettingsError};
+use ringway_control::settings::{Family, HostPort, Settings, SettingsError};
 use ringway_control::window::WindowConfig;
 use ringway_topology::TaskId;
 pub(crate) use stage::Stage;
@@ -76,6 +76,9 @@ pub(crate) struct Args {
     /// SIGTERM and SIGKILL
     #[arg(long, value_name = "MS", allow_negative_numbers = true, default_value_t = DEFAULT_GRACE_MS, value_parser = value_parser!(u64).range(0..=600_000))]
     grace_ms: u64,
+    /// Meet at this coordination service instead of one of this command's own; several addresses are candidates
+    #[arg(long, value_name = "HOST:PORT,...", value_parser = addresses)]
+    coordinator: Option<String>,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -84,7 +87,17 @@ pub(crate) struct Args {
 impl Args {
     /// Ranks of this host that run `program`, with the usual grace and plain output.
     pub(crate) fn of(ranks: u32, program: Vec<OsString>) -> Args {
-        Args { ranks, tag: false, grace_ms: DEFAULT_GRACE_MS, program }
+        Args { ranks, tag: false, grace_ms: DEFAULT_GRACE_MS, coordinator: None, program }
+    }
+}
+
+/// Reads the addresses of a coordination service.
+fn addresses(given: &str) -> Result<String, String> {
+    match given.split(',').find(|address| HostPort::parse(address).is_none()) {
+        None => Ok(given.to_owned()),
+        Some(wrong) => {
+            Err(format!("{wrong:?} is not HOST:PORT; an IPv6 address goes in brackets, as in [::1]:29400"))
+        }
     }
 }
 
@@ -141,18 +154,25 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
         Some(Family::V6) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
     };
-    // Behind those of the ranks.
-    let window = WindowConfig::new(&settings, "coordinator", &job.id, Some(args.ranks));
-    let coordinator = start_coordinator(SocketAddr::new(loopback, 0), args.ranks, &settings, window)?;
+    let (server, coordinator) = match &args.coordinator {
+        Some(outside) => (None, outside.clone()),
+        None => {
+            // Behind those of the ranks.
+            let window = WindowConfig::new(&settings, "coordinator", &job.id, Some(args.ranks));
+            let server = start_coordinator(SocketAddr::new(loopback, 0), args.ranks, &settings, window)?;
+            let address = server.local_addr().to_string();
+            (Some(server), address)
+        }
+    };
     let (program, tag) = (args.program.as_slice(), args.tag);
-    let plan = Plan { program, ranks: args.ranks, tag, job: &job, coordinator: coordinator.local_addr() };
+    let plan = Plan { program, ranks: args.ranks, tag, job: &job, coordinator };
     let mut ranks = Ranks::start(&plan)?;
     let output = match ranks.take_streams() {
         streams if streams.is_empty() => None,
         streams => Some(Output::start(streams).map_err(system("start a thread"))?),
     };
     let code =
-        wait_for_ranks(args, &mut ranks, &coordinator, &mut signals).map_err(system("wait for signals"));
+        wait_for_ranks(args, &mut ranks, server.as_ref(), &mut signals).map_err(system("wait for signals"));
     if let Some(output) = output {
         output.finish();
     }
@@ -163,7 +183,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
 fn wait_for_ranks(
     args: &Args,
     ranks: &mut Ranks,
-    coordinator: &Server,
+    coordinator: Option<&Server>,
     signals: &mut Signals,
 ) -> io::Result<u8> {
     let grace = Duration::from_millis(args.grace_ms);
@@ -172,10 +192,12 @@ fn wait_for_ranks(
     loop {
         for (rank, pid, outcome) in ranks.reap()? {
             let failure = Failure { rank, pid, outcome };
-            tell_others(failure, args.ranks, coordinator);
+            if let Some(coordinator) = coordinator {
+                tell_others(failure, args.ranks, coordinator);
+            }
             ending.ended(failure, start.elapsed());
         }
-        let blamed = |rank| coordinator.blamed_by(&task(rank)?).map(|cause| cause.index());
+        let blamed = |rank| coordinator?.blamed_by(&task(rank)?).map(|cause| cause.index());
         if let Some(failure) = ending.verdict(ranks.running(), start.elapsed(), blamed) {
             report_failure(failure, ranks.running(), args.ranks);
         }

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
-use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -48,7 +47,7 @@ pub(super) struct Plan<'a> {
     /// What they share.
     pub(super) job: &'a Job,
     /// Where they meet.
-    pub(super) coordinator: SocketAddr,
+    pub(super) coordinator: String,
 }
 
 impl Plan<'_> {
@@ -66,7 +65,7 @@ impl Plan<'_> {
             .env("RINGWAY_WORLD_SIZE", self.ranks.to_string())
             .env("RINGWAY_LOCAL_RANK", rank.to_string())
             .env("RINGWAY_LOCAL_SIZE", self.ranks.to_string())
-            .env("RINGWAY_COORDINATOR", self.coordinator.to_string())
+            .env("RINGWAY_COORDINATOR", &self.coordinator)
             .env("RINGWAY_COORDINATOR_BY", "outside")
             .env("RINGWAY_JOB_ID", &self.job.id)
             .env("RINGWAY_JOB_SECRET", self.job.secret.reveal())

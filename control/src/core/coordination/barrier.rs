@@ -22,6 +22,8 @@ use super::membership::{Membership, Slot};
 use super::request::{Effect, Reply, ReplyTo};
 use crate::core::time::Time;
 
+mod stored;
+
 /// One use of a barrier's id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
@@ -82,6 +84,11 @@ pub(super) struct Barriers {
     deadlines: BTreeSet<(Time, Key)>,
     ended: BTreeMap<Key, Ended>,
     oldest: VecDeque<Key>,
+    /// Ended or forgotten, and not remembered as such.
+    changed: BTreeSet<Key>,
+    /// So many have ended: they are remembered with their numbers.
+    ends: u64,
+    recalled: Vec<(u64, Key)>,
     open_limit: usize,
     ended_limit: usize,
     /// When the machine was last told the time.
@@ -96,6 +103,9 @@ impl Barriers {
             deadlines: BTreeSet::new(),
             ended: BTreeMap::new(),
             oldest: VecDeque::new(),
+            changed: BTreeSet::new(),
+            ends: 0,
+            recalled: Vec::new(),
             open_limit,
             ended_limit,
             now: Time::ZERO,
@@ -284,10 +294,12 @@ impl Barriers {
             }
         }
         self.ended.insert(key.clone(), Ended { result, at: self.now });
+        self.changed.insert(key.clone());
         self.oldest.push_back(key.clone());
         while self.oldest.len() > self.ended_limit {
             if let Some(oldest) = self.oldest.pop_front() {
                 self.ended.remove(&oldest);
+                self.changed.insert(oldest);
             }
         }
     }

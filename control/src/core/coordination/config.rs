@@ -62,6 +62,9 @@ pub struct CoordinatorConfig {
     pub join_timeout: Duration,
     /// Tasks leave together, and wait so long for each other; `None`: each leaves when it wants.
     pub shutdown_timeout: Option<Duration>,
+    /// What changes is said in [`Effect::Remember`](super::request::Effect::Remember), so that another coordinator can go on
+    /// from it.
+    pub durable: bool,
     /// What is held at most.
     pub limits: Limits,
 }
@@ -77,6 +80,7 @@ impl CoordinatorConfig {
             register_timeout: Duration::from_secs(300),
             join_timeout: Duration::from_secs(300),
             shutdown_timeout: None,
+            durable: false,
             limits: Limits::default(),
         }
     }

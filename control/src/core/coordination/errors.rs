@@ -79,6 +79,11 @@ pub enum Origin {
         /// Its user reported it.
         reported: bool,
     },
+    /// Nowhere: another process is to be asked.
+    Elsewhere {
+        /// Where it is, as "host:port", if that is known.
+        leader: Option<String>,
+    },
     /// A barrier that did not pass.
     Barrier {
         /// Its id.

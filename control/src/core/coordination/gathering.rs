@@ -42,6 +42,11 @@ impl Gathering {
         self.complete
     }
 
+    /// Tasks are connected already, so that the others connect one by one.
+    pub(super) fn resume(&mut self, connected: bool) {
+        self.complete = connected;
+    }
+
     /// Everybody has gone.
     pub(super) fn reopen(&mut self) {
         self.complete = false;

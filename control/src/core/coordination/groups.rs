@@ -8,7 +8,7 @@
 //!
 //! A group is forgotten when all its members have left or are lost; its name is then free.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ use super::membership::{Membership, Slot};
 use super::request::{Effect, Join, Process, Reply, ReplyTo};
 use super::{Answer, Held};
 use crate::core::time::Time;
+
+mod stored;
 
 /// A member of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +88,8 @@ struct Made {
 pub(super) struct Groups {
     forming: BTreeMap<String, Forming>,
     made: BTreeMap<String, Made>,
+    /// Made, left or forgotten, and not remembered as such.
+    changed: BTreeSet<String>,
     limit: usize,
 }
 
@@ -104,7 +108,7 @@ pub(super) struct Ranks(pub(super) Vec<(Slot, u32)>);
 impl Groups {
     /// At most `limit` groups at a time.
     pub(super) fn new(limit: usize) -> Self {
-        Groups { forming: BTreeMap::new(), made: BTreeMap::new(), limit }
+        Groups { forming: BTreeMap::new(), made: BTreeMap::new(), changed: BTreeSet::new(), limit }
     }
 
     /// The groups that are made: each name, its table, and how many of its members are still there.
@@ -209,6 +213,7 @@ impl Groups {
         for to in waiting {
             out.push(Effect::Reply { to, result: Ok(Reply::Group(table.clone())) });
         }
+        self.changed.insert(name.to_owned());
         self.made.insert(name.to_owned(), Made { table, present: ranks.iter().copied().collect() });
         Ranks(ranks)
     }
@@ -221,8 +226,11 @@ impl Groups {
             let message = format!("group {name:?} cannot be made: {error}");
             self.fail(&name, &Refusal { message: message.into(), ..error.clone() }, out);
         }
-        self.made.retain(|_, made| {
-            made.present.remove(&slot);
+        let changed = &mut self.changed;
+        self.made.retain(|name, made| {
+            if made.present.remove(&slot).is_some() {
+                changed.insert(name.clone());
+            }
             !made.present.is_empty()
         });
     }

@@ -5,12 +5,14 @@
 //! - K3. A blocking read is answered by the first write after which the key exists.
 //! - K4. Keys, and bytes of keys and values together, never exceed their limits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::errors::{Code, Refusal};
 use super::request::{Effect, Reply, ReplyTo, Value};
 use super::{Answer, Held, Limits};
+
+mod stored;
 
 /// The store, and those who wait for a key.
 #[derive(Debug)]
@@ -19,13 +21,21 @@ pub(super) struct Store {
     bytes: usize,
     /// Per key: who waits, with the key as that caller wrote it.
     waiting: BTreeMap<String, Vec<(ReplyTo, String)>>,
+    /// Keys that are not remembered as they are.
+    changed: BTreeSet<String>,
     limits: Limits,
 }
 
 impl Store {
     /// An empty store.
     pub(super) fn new(limits: Limits) -> Self {
-        Store { entries: BTreeMap::new(), bytes: 0, waiting: BTreeMap::new(), limits }
+        Store {
+            entries: BTreeMap::new(),
+            bytes: 0,
+            waiting: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            limits,
+        }
     }
 
     /// Writes a value; one that is there is kept unless `overwrite`.
@@ -124,6 +134,7 @@ impl Store {
         for key in doomed {
             if let Some(value) = self.entries.remove(&key) {
                 self.bytes -= key.len() + value.len();
+                self.changed.insert(key);
             }
         }
         Ok(Reply::Done)
@@ -173,6 +184,7 @@ impl Store {
         for (to, key) in self.waiting.remove(&path).unwrap_or_default() {
             out.push(Effect::Reply { to, result: Ok(Reply::Entry { key, value: value.clone() }) });
         }
+        self.changed.insert(path.clone());
         self.entries.insert(path, value);
         Ok(())
     }

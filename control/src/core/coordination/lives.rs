@@ -58,6 +58,7 @@ impl Coordinator {
             }
             State::Disconnected | State::Error => self.members.connect(now, slot, incarnation, out),
         }
+        self.members.bears(slot, silence);
         self.heartbeats.begin(slot, silence, now);
         self.gather(now, out);
         Ok(Reply::Done)
@@ -92,6 +93,7 @@ impl Coordinator {
         for (slot, Entrant { incarnation, silence, callers }) in entrants {
             self.members.connect(now, slot, incarnation, out);
             self.members.devices(slot, Vec::new(), out);
+            self.members.bears(slot, silence);
             self.heartbeats.begin(slot, silence, now);
             out.extend(callers.into_iter().map(|to| Effect::Reply { to, result: Ok(Reply::Done) }));
         }

@@ -7,7 +7,7 @@
 //! - L4. When a stream breaks and no other comes within the grace, the task is lost, unless it left in order. So it is with
 //!   the call in which a task waits for errors, for tasks that open no stream.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +17,8 @@ use ringway_topology::{HostId, Incarnation, TaskId};
 use super::membership::Slot;
 use super::request::{Effect, Notice, WatchId};
 use crate::core::time::Time;
+
+mod stored;
 
 /// By what a loss was recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,6 +82,8 @@ pub(super) struct Losses {
     /// By epoch; of each task only the latest, so that the log is bounded by the cluster.
     log: BTreeMap<u64, Arc<Loss>>,
     logged: BTreeMap<Slot, u64>,
+    /// Whose latest loss is not remembered.
+    changed: BTreeSet<Slot>,
     /// Tasks whose stream broke, and when that makes them lost.
     suspects: BTreeMap<Slot, Time>,
 }
@@ -93,6 +97,7 @@ impl Losses {
             stream_of: BTreeMap::new(),
             log: BTreeMap::new(),
             logged: BTreeMap::new(),
+            changed: BTreeSet::new(),
             suspects: BTreeMap::new(),
         }
     }
@@ -133,6 +138,7 @@ impl Losses {
     /// A loss is announced to all.
     pub(super) fn announce(&mut self, slot: Slot, loss: Loss, out: &mut Vec<Effect>) {
         self.suspects.remove(&slot);
+        self.changed.insert(slot);
         let (epoch, loss) = (loss.epoch, Arc::new(loss));
         if let Some(before) = self.logged.insert(slot, epoch) {
             self.log.remove(&before);

@@ -10,6 +10,8 @@ use super::errors::{Code, Refusal, list};
 use super::request::{Device, Effect, Process, Reply, ReplyTo, State, TaskStatus};
 use crate::core::time::Time;
 
+mod stored;
+
 /// Earlier lives of a task that are remembered.
 const PAST_LIVES_LIMIT: usize = 16;
 
@@ -32,6 +34,8 @@ pub(super) struct Member {
     pub(super) process: Option<Process>,
     /// Its rank in the first group that it entered.
     pub(super) rank: Option<u32>,
+    /// How long it may be silent, if it has a limit of its own.
+    pub(super) silence: Option<Duration>,
     devices: Option<Vec<Device>>,
 }
 
@@ -62,6 +66,14 @@ pub(super) struct Membership {
     known: usize,
     waiting: Vec<ReplyTo>,
     wait_deadline: Option<Time>,
+    changed: Changed,
+}
+
+/// What is not remembered as it is.
+#[derive(Debug, Default)]
+struct Changed {
+    slots: BTreeSet<Slot>,
+    jobs: BTreeSet<String>,
 }
 
 impl Membership {
@@ -92,6 +104,7 @@ impl Membership {
             known: 0,
             waiting: Vec::new(),
             wait_deadline: None,
+            changed: Changed::default(),
         }
     }
 
@@ -167,9 +180,24 @@ impl Membership {
         &self.members[slot.0 as usize]
     }
 
-    /// What is known of the task.
+    /// What is known of the task, to be changed.
     pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Member {
+        self.changed.slots.insert(slot);
         &mut self.members[slot.0 as usize]
+    }
+
+    /// Where the task runs.
+    pub(super) fn runs_as(&mut self, slot: Slot, process: Process) {
+        if self.get(slot).process.as_ref() != Some(&process) {
+            self.get_mut(slot).process = Some(process);
+        }
+    }
+
+    /// How long the task may be silent, if it has a limit of its own.
+    pub(super) fn bears(&mut self, slot: Slot, silence: Option<Duration>) {
+        if self.get(slot).silence != silence {
+            self.get_mut(slot).silence = silence;
+        }
     }
 
     /// The task's name.
@@ -200,6 +228,7 @@ impl Membership {
 
     /// A task will not come any more as it is. The first reason stays.
     pub(super) fn give_up(&mut self, slot: Slot, why: impl Into<String>) {
+        self.changed.slots.insert(slot);
         self.gone.entry(slot).or_insert_with(|| why.into());
     }
 
@@ -216,6 +245,7 @@ impl Membership {
         error: Option<Refusal>,
         out: &mut Vec<Effect>,
     ) {
+        self.changed.slots.insert(slot);
         let member = &mut self.members[slot.0 as usize];
         let before = std::mem::replace(&mut member.state, state);
         member.error = error;
@@ -240,11 +270,13 @@ impl Membership {
         for to in watchers {
             out.push(Effect::Reply { to, result: self.job_states(&name) });
         }
+        self.changed.jobs.insert(name);
     }
 
     /// A task begins a life.
     pub(super) fn connect(&mut self, now: Time, slot: Slot, incarnation: Incarnation, out: &mut Vec<Effect>) {
         self.gone.remove(&slot);
+        self.changed.slots.insert(slot);
         self.lives.insert(incarnation, slot);
         let member = &mut self.members[slot.0 as usize];
         member.began = now;
@@ -391,6 +423,7 @@ impl Member {
             error: None,
             process: None,
             rank: None,
+            silence: None,
             devices: None,
         }
     }

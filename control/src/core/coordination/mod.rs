@@ -14,6 +14,7 @@
 pub mod errors;
 pub mod groups;
 pub mod losses;
+pub mod memory;
 pub mod overview;
 pub mod preemption;
 pub mod request;
@@ -28,6 +29,7 @@ mod heartbeat;
 mod kv;
 mod lives;
 mod membership;
+mod once;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,8 +48,11 @@ use self::heartbeat::Heartbeats;
 use self::kv::Store;
 use self::losses::{Evidence, Losses};
 use self::membership::{Membership, Slot};
+use self::memory::Remembered;
+pub use self::once::ANSWERS_LIMIT;
+use self::once::Once;
 use self::request::{
-    BarrierCall, Effect, Event, Join, Life, Process, Reply, ReplyTo, Request, State, WatchId,
+    BarrierCall, CallId, Effect, Event, Join, Life, Process, Reply, ReplyTo, Request, State, WatchId,
 };
 use super::machine::Machine;
 use super::time::Time;
@@ -97,6 +102,8 @@ pub struct Coordinator {
     losses: Losses,
     departure: Departure,
     gathering: Gathering,
+    once: Once,
+    remembered: Remembered,
     held: BTreeMap<ReplyTo, Caller>,
     /// Of the latest group or loss.
     epoch: u64,
@@ -121,6 +128,8 @@ impl Coordinator {
             losses: Losses::new(config.reconnect_grace),
             departure: Departure::new(config.shutdown_timeout),
             gathering: Gathering::new(config.register_timeout),
+            once: Once::default(),
+            remembered: Remembered::default(),
             held: BTreeMap::new(),
             epoch: 0,
             awake: Time::ZERO,
@@ -238,9 +247,35 @@ impl Coordinator {
             Request::Overview { names } => Ok(Reply::Overview(Box::new(self.overview(now, names)))),
             Request::Survey { survey, flight } => Ok(Reply::Surveyed(self.survey(survey, flight, out))),
             Request::Waits { names } => Ok(Reply::Waits { waits: self.waits(names), now }),
+            Request::Once { call, request } => return self.ask_once(now, to, &call, *request, out),
             Request::Watch { watch, process, since_epoch } => self.watch(watch, process, since_epoch, out),
         };
         Ok(Answer::Now(result))
+    }
+
+    /// A request that changes something: it takes effect once, however often it is asked.
+    fn ask_once(
+        &mut self,
+        now: Time,
+        to: ReplyTo,
+        call: &CallId,
+        request: Request,
+        out: &mut Vec<Effect>,
+    ) -> Result<Answer, Refusal> {
+        let slot = self.members.slot(&call.task)?;
+        self.members.connected_as(slot, call.incarnation)?;
+        if let Some(reply) = self.once.before(slot, call, &request)? {
+            return Ok(Answer::Now(Ok(reply)));
+        }
+        if !matches!(request, Request::Insert { .. } | Request::Increment { .. } | Request::Delete { .. }) {
+            let message = "only requests that change a key are numbered: ask without a number";
+            return Err(Refusal::new(Code::InvalidArgument, message));
+        }
+        let answer = self.dispatch(now, to, request, out)?;
+        if let Answer::Now(Ok(reply)) = &answer {
+            self.once.keep(slot, call, reply);
+        }
+        Ok(answer)
     }
 
     fn barrier(
@@ -346,13 +381,15 @@ impl Coordinator {
             );
             return Err(Refusal::new(Code::InvalidArgument, message));
         }
-        self.members.get_mut(slot).process = Some(join.process.clone());
+        self.members.runs_as(slot, join.process.clone());
         let timeout = join.timeout.unwrap_or(self.config.join_timeout).min(BARRIER_TIMEOUT_LIMIT);
         let (answer, ranks) = self.groups.enter(now, Entry { slot, join, timeout, to }, self.epoch + 1, out);
         if let Some(ranks) = ranks {
             self.epoch += 1;
             for (slot, rank) in ranks.0 {
-                self.members.get_mut(slot).rank.get_or_insert(rank);
+                if self.members.get(slot).rank.is_none() {
+                    self.members.get_mut(slot).rank = Some(rank);
+                }
             }
         }
         self.groups.abandon(&self.members, out);
@@ -367,7 +404,7 @@ impl Coordinator {
         out: &mut Vec<Effect>,
     ) -> Result<Reply, Refusal> {
         let slot = self.members.live(&process)?;
-        self.members.get_mut(slot).process = Some(process);
+        self.members.runs_as(slot, process);
         self.losses.open(watch, slot, since_epoch, out);
         Ok(Reply::Done)
     }
@@ -447,6 +484,7 @@ impl Machine for Coordinator {
         }
         self.depart(now, out);
         self.settle(&out[from..]);
+        self.remember(from, out);
     }
 
     fn on_time(&mut self, now: Time, out: &mut Vec<Effect>) {
@@ -470,6 +508,7 @@ impl Machine for Coordinator {
         self.gathering.expire(now, &self.members, out);
         self.depart(now, out);
         self.settle(&out[from..]);
+        self.remember(from, out);
     }
 
     fn deadline(&self) -> Option<Time> {

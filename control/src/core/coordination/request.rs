@@ -10,6 +10,7 @@ use ringway_topology::{HostId, Incarnation, TaskId};
 use super::errors::{Refusal, TaskError};
 use super::groups::GroupTable;
 use super::losses::Loss;
+use super::memory::Write;
 use super::overview::Overview;
 use super::waits::Wait;
 use crate::core::time::Time;
@@ -101,6 +102,19 @@ pub struct BarrierCall {
     pub source: TaskId,
 }
 
+/// Names a request among those of one life of a task, so that it can be asked again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallId {
+    /// The task that asks.
+    pub task: TaskId,
+    /// Which life of it.
+    pub incarnation: Incarnation,
+    /// The number of the request; each has its own.
+    pub sequence: u64,
+    /// Lower numbers have had their answers.
+    pub oldest: u64,
+}
+
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -154,6 +168,8 @@ pub enum Request {
     Overview { names: usize },
     /// Ask all tasks with a stream of notices how they are.
     Survey { survey: u64, flight: bool },
+    /// A request that changes a key, with a number: asked again, it changes nothing and gets the same answer.
+    Once { call: CallId, request: Box<Request> },
     /// Open a stream of notices under the given name.
     Watch { watch: WatchId, process: Process, since_epoch: u64 },
 }
@@ -175,6 +191,7 @@ impl Request {
             Request::Join(join) => Some(&join.process.task),
             Request::ReportLoss { reporter, .. } | Request::Blame { reporter, .. } => Some(reporter),
             Request::Watch { process, .. } => Some(&process.task),
+            Request::Once { call, .. } => Some(&call.task),
             Request::Reset { .. }
             | Request::TaskStates { .. }
             | Request::WatchJob { .. }
@@ -275,6 +292,8 @@ pub enum Event {
 /// What the coordinator wants done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
+    /// Keep this in mind: all of it or none, and before any later effect is carried out.
+    Remember { writes: Vec<Write> },
     /// Answer a caller.
     Reply { to: ReplyTo, result: Result<Reply, Refusal> },
     /// Put a notice on a stream.

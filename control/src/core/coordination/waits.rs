@@ -52,6 +52,9 @@ pub struct Wait {
     pub late_count: usize,
 }
 
+/// Callers that wait for the same, among the same tasks.
+type Kind<'a> = (Awaited, Option<&'a [Slot]>);
+
 impl Coordinator {
     /// All waits that have not ended, the longest first. Each list has at most `names` tasks.
     #[must_use]
@@ -85,7 +88,7 @@ impl Coordinator {
 
     /// Adds the waits that are kept by caller alone.
     fn add_callers(&self, names: usize, waits: &mut Vec<Wait>) {
-        let mut found: BTreeMap<(Awaited, Option<&[Slot]>), (Time, Vec<Option<Slot>>)> = BTreeMap::new();
+        let mut found: BTreeMap<Kind<'_>, (Time, Vec<Option<Slot>>)> = BTreeMap::new();
         for caller in self.held.values() {
             let key = match &caller.held {
                 Held::Key(path) => (Awaited::Key(path.clone()), None),

@@ -31,16 +31,18 @@ pub(super) enum Accident {
     Stop,
     Break,
     StopCoordinator,
+    Crash,
 }
 
 impl World {
     pub(super) fn plan_accidents(&mut self) {
-        let Scenario { kills, stops, breaks, coordinator_stops, .. } = self.scenario;
+        let Scenario { kills, stops, breaks, coordinator_stops, crashes, .. } = self.scenario;
         let plan = [
             (kills, Accident::Kill),
             (stops, Accident::Stop),
             (breaks, Accident::Break),
             (u32::from(coordinator_stops), Accident::StopCoordinator),
+            (crashes, Accident::Crash),
         ];
         for (times, accident) in plan {
             for _ in 0..times {
@@ -81,6 +83,7 @@ impl World {
                 self.set_timer(Clockwork::Coordinator, deadline);
                 self.note(|| format!("the coordinator is stopped for {span:?}"));
             }
+            Accident::Crash => return self.crash(),
             Accident::Kill | Accident::Stop => {}
         }
         Ok(())
@@ -98,13 +101,19 @@ impl World {
             let after = self.random.span(Duration::from_millis(20), Duration::from_millis(1500));
             self.later(after, Happening::Born { index });
         }
+        if self.down {
+            // Whoever goes on is asked about it.
+            return;
+        }
         // What was sent before may arrive this much later, and be taken for a sign of life.
         let sent = Scenario::SLOW * 2 + self.coordinator.tick();
         let why = "without a heartbeat".to_owned();
-        self.later(sent + HEARTBEAT_LIMIT, Happening::Probe { index, life, why });
-        if ready && streamed && !vanished {
+        let crashes = self.crashes;
+        self.later(sent + HEARTBEAT_LIMIT, Happening::Probe { index, life, why, crashes });
+        // A coordinator that has just gone on may not know the stream yet.
+        if ready && streamed && !vanished && self.scenario.crashes == 0 {
             let why = "with its stream broken".to_owned();
-            self.later(sent + RECONNECT_GRACE, Happening::Probe { index, life, why });
+            self.later(sent + RECONNECT_GRACE, Happening::Probe { index, life, why, crashes });
         }
     }
 
@@ -151,7 +160,7 @@ impl World {
     }
 
     pub(super) fn probe(&mut self, index: u32, life: Incarnation, why: String) -> Outcome {
-        if self.coordinator_stopped_until > self.now || !self.checks.stalled.is_zero() {
+        if self.down || self.coordinator_stopped_until > self.now || !self.checks.stalled.is_zero() {
             // What a stopped coordinator owes is checked in the runs in which it is not stopped.
             return Ok(());
         }

@@ -119,6 +119,17 @@ impl Checks {
         }
     }
 
+    /// The coordinator was killed: whoever waited asks again, and barriers that were under way begin anew.
+    pub(super) fn forget_callers(&mut self) {
+        self.asked.clear();
+        self.model.forget_callers();
+        (self.joins, self.join_first) = (0, None);
+        for barrier in self.barriers.values_mut().filter(|barrier| barrier.answer.is_none()) {
+            barrier.callers.clear();
+            barrier.first = None;
+        }
+    }
+
     /// A request came; `refused` says that its caller was turned away, so that it counts for nobody else.
     fn ask(
         &mut self,

@@ -19,9 +19,14 @@
 //! - S9. What a life sent that has registered and was replaced never makes the newest life lost.
 //! - S10. Once a launcher has seen a process end, that life does not count as connected, and nobody waits for a group that
 //!   needs it.
+//! - S11. A coordinator that was killed at any point, and goes on from what it kept, answers as if it had not been: what was
+//!   answered before stands, keys have the values of a plain map, a request that is asked again has one effect, and no task is
+//!   blamed for the time in which there was none.
 
 mod accidents;
 mod check;
+mod crashes;
+mod election;
 mod model;
 pub(in crate::core) mod random;
 mod script;
@@ -31,6 +36,7 @@ mod world;
 use std::fmt;
 use std::time::Duration;
 
+pub use self::election::{ElectionReport, run_election};
 use self::world::World;
 use super::time::Time;
 
@@ -53,6 +59,8 @@ pub struct Scenario {
     pub stops: u32,
     /// The coordinator is stopped for up to twice its heartbeat limit.
     pub coordinator_stops: bool,
+    /// The coordinator, which keeps what it must not forget, is killed so many times, and another goes on.
+    pub crashes: u32,
     /// The coordinator lives in the tasks' launcher, which sees each of them end and starts none again.
     pub launcher: bool,
 }
@@ -73,6 +81,7 @@ impl Scenario {
             kills: 0,
             stops: 0,
             coordinator_stops: false,
+            crashes: 0,
             launcher: false,
         }
     }
@@ -100,6 +109,14 @@ impl Scenario {
         }
     }
 
+    /// The scenario of a seed in which the coordinator is killed, up to six times: a quarter with nothing else, a quarter each
+    /// with a bad network, with deaths, and with both.
+    #[must_use]
+    pub fn with_crashes(seed: u64, tasks: u32) -> Self {
+        let other = Scenario::of_seed(seed, tasks);
+        Scenario { crashes: 1 + (seed / 4 % 6) as u32, coordinator_stops: false, launcher: false, ..other }
+    }
+
     /// Whether nobody may be called lost.
     #[must_use]
     pub fn is_calm(&self) -> bool {
@@ -122,6 +139,8 @@ pub struct Report {
     pub groups: u64,
     /// Ends of processes that a launcher saw.
     pub ends_seen: u64,
+    /// Coordinators that went on from what was remembered.
+    pub restored: u64,
     /// Answers of the store that were compared.
     pub store_answers: u64,
     /// Simulated time.

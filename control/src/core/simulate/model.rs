@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use ringway_topology::{Incarnation, TaskId};
+
 use crate::core::coordination::errors::Code;
 use crate::core::coordination::request::{Reply, ReplyTo, Request};
 
@@ -35,6 +37,8 @@ impl Expected {
 pub(super) struct Model {
     map: BTreeMap<String, Vec<u8>>,
     waiting: BTreeMap<String, Vec<ReplyTo>>,
+    /// Numbered requests that had an effect, and their answers.
+    done: BTreeMap<(TaskId, Incarnation, u64), Expected>,
 }
 
 impl Model {
@@ -42,6 +46,17 @@ impl Model {
     pub(super) fn ask(&mut self, to: ReplyTo, request: &Request) -> Option<Vec<(ReplyTo, Expected)>> {
         let mut answers = Vec::new();
         match request {
+            Request::Once { call, request } => {
+                let number = (call.task.clone(), call.incarnation, call.sequence);
+                if let Some(before) = self.done.get(&number) {
+                    return Some(vec![(to, before.clone())]);
+                }
+                answers = self.ask(to, request)?;
+                let own = answers.iter().find(|(answered, _)| *answered == to);
+                if let Some((_, answer)) = own.filter(|(_, answer)| !matches!(answer, Expected::Error(_))) {
+                    self.done.insert(number, answer.clone());
+                }
+            }
             Request::Insert { key, value, overwrite } => {
                 if !overwrite && self.map.contains_key(&plain(key)) {
                     answers.push((to, Expected::Error(Code::AlreadyExists)));
@@ -80,6 +95,11 @@ impl Model {
             _ => return None,
         }
         Some(answers)
+    }
+
+    /// Nobody waits any more.
+    pub(super) fn forget_callers(&mut self) {
+        self.waiting.clear();
     }
 
     /// A caller has gone.

@@ -43,6 +43,11 @@ impl Step {
         if matches!(self, Step::Get { .. }) { READ_LIMIT } else { CALL_LIMIT }
     }
 
+    /// Whether it changes a key.
+    pub(super) fn changes(&self) -> bool {
+        matches!(self, Step::Insert { .. } | Step::Increment { .. } | Step::Delete { .. })
+    }
+
     /// Whether it must succeed where nothing goes wrong. The store may rightly say no.
     pub(super) fn must_succeed(&self) -> bool {
         matches!(self, Step::WaitForAll | Step::Join | Step::Barrier { .. } | Step::Alive)

@@ -12,7 +12,7 @@ use super::world::{
 };
 use crate::core::agent::{self, Agent, AgentTimes, Failure};
 use crate::core::coordination::errors::Refusal;
-use crate::core::coordination::request::{Reply, ReplyTo, Request, WatchId};
+use crate::core::coordination::request::{CallId, Reply, ReplyTo, Request, WatchId};
 use crate::core::machine::Machine;
 use crate::core::time::Time;
 
@@ -20,6 +20,8 @@ use crate::core::time::Time;
 const KEEPALIVE: Duration = Duration::from_millis(6000);
 /// A launcher sees the end of a process within this time.
 const END_SEEN: Duration = Duration::from_millis(5);
+/// How long agents wait for a coordinator that was killed.
+const FAILOVER: Duration = Duration::from_millis(20_000);
 /// Tries of a step that did not reach the coordinator.
 const TRIES: u32 = 4;
 
@@ -96,13 +98,26 @@ impl World {
             Ok(Err(refusal)) => Err(Failure::Refused(refusal)),
             Err(()) => Err(Failure::Unreachable("no answer came".to_owned())),
         };
+        if self.scenario.crashes > 0
+            && call.purpose == Purpose::Shutdown
+            && matches!(outcome, Err(Failure::Unreachable(_)))
+        {
+            let after = self.random.span(Duration::from_millis(5), Duration::from_millis(100));
+            self.later(after, Happening::Again { index: call.index, life: call.life, at: None });
+            return Ok(());
+        }
         let plain = outcome.clone().map(|_| ());
         let event = match call.purpose {
             Purpose::Register => agent::Event::Registered(plain),
             Purpose::Beat => agent::Event::Beaten(plain),
             Purpose::Shutdown => agent::Event::ShutDown,
             Purpose::Watch(watch) => match plain {
-                Ok(()) => agent::Event::WatchOpened,
+                Ok(()) => {
+                    if self.scenario.crashes > 0 {
+                        self.agent_gets(call.index, call.life, agent::Event::Failover(FAILOVER))?;
+                    }
+                    agent::Event::WatchOpened
+                }
                 Err(failure) => {
                     self.break_stream(watch);
                     self.streams.remove(&watch);
@@ -205,7 +220,18 @@ impl World {
             None => self.agent_gets(index, life, agent::Event::Leave),
             Some(step) => {
                 let at = task.at;
-                let request = request(&step, self.scenario.tasks, &process(index, life), &mut self.random);
+                let mut request =
+                    request(&step, self.scenario.tasks, &process(index, life), &mut self.random);
+                if self.scenario.crashes > 0 && step.changes() {
+                    let sequence = at as u64;
+                    let call = CallId {
+                        task: process(index, life).task,
+                        incarnation: life,
+                        sequence,
+                        oldest: sequence,
+                    };
+                    request = Request::Once { call, request: Box::new(request) };
+                }
                 self.send(index, Purpose::Step(at), request, step.limit());
                 Ok(())
             }
@@ -224,6 +250,13 @@ impl World {
         if task.incarnation != life || task.life != Life::Running || task.at != at {
             return Ok(());
         }
+        let reads = matches!(task.steps[at], Step::Get { .. });
+        if self.scenario.crashes > 0 && !reads && matches!(outcome, Err(Failure::Unreachable(_))) {
+            // As an agent does where the service goes on.
+            let after = self.random.span(Duration::from_millis(5), Duration::from_millis(100));
+            self.later(after, Happening::Again { index, life, at: Some(at) });
+            return Ok(());
+        }
         if let Err(failure) = &outcome
             && smooth
             && task.steps[at].must_succeed()
@@ -238,6 +271,25 @@ impl World {
             task.tries = 0;
         }
         self.next_step(index)
+    }
+
+    pub(super) fn again(&mut self, index: u32, life: Incarnation, at: Option<usize>) -> Outcome {
+        if self.is_stopped(index, life, Happening::Again { index, life, at }) {
+            return Ok(());
+        }
+        let task = &self.tasks[index as usize];
+        if task.incarnation != life || task.life != Life::Running {
+            return Ok(());
+        }
+        match at {
+            Some(at) if at == task.at => self.next_step(index),
+            Some(_) => Ok(()),
+            None => {
+                let request = Request::Shutdown { task: process(index, life).task };
+                self.send(index, Purpose::Shutdown, request, CALL_LIMIT);
+                Ok(())
+            }
+        }
     }
 
     pub(super) fn born(&mut self, index: u32) -> Outcome {

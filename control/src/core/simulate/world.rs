@@ -8,6 +8,7 @@ use ringway_topology::{Incarnation, TaskId};
 
 use super::accidents::{Accident, SPREAD, judge};
 use super::check::Checks;
+use super::crashes::Taken;
 use super::random::Random;
 use super::script::{CALL_LIMIT, REGISTER_TIMEOUT, task};
 use super::tasks::{Life, Task};
@@ -15,7 +16,9 @@ use super::{Report, Scenario, Violation};
 use crate::core::agent::{self, Failure};
 use crate::core::coordination::errors::Refusal;
 use crate::core::coordination::losses::{Evidence, Loss};
-use crate::core::coordination::request::{self, Effect, Event, Notice, Reply, ReplyTo, Request, WatchId};
+use crate::core::coordination::request::{
+    self, Effect, Event, Notice, Reply, ReplyTo, Request, Value, WatchId,
+};
 use crate::core::coordination::{Coordinator, CoordinatorConfig};
 use crate::core::machine::Machine;
 use crate::core::time::Time;
@@ -91,7 +94,21 @@ pub(super) enum Happening {
         index: u32,
         life: Incarnation,
         why: String,
+        /// It counts if the coordinator was killed no more often.
+        crashes: u32,
     },
+    /// A step is asked again; none is the last, to leave.
+    Again {
+        index: u32,
+        life: Incarnation,
+        at: Option<usize>,
+    },
+    /// What was on its way is remembered, unless the coordinator was killed meanwhile.
+    Committed {
+        crashes: u32,
+    },
+    /// A coordinator goes on.
+    Restored,
     /// The launcher sees that a process is over.
     Ended {
         index: u32,
@@ -101,6 +118,8 @@ pub(super) enum Happening {
     Heard {
         loss: Arc<Loss>,
         since: Time,
+        /// It counts if the coordinator was killed no more often.
+        crashes: u32,
     },
 }
 
@@ -133,6 +152,14 @@ pub(super) struct World {
     pub(super) timer_of: BTreeMap<Clockwork, Time>,
     pub(super) coordinator: Coordinator,
     pub(super) coordinator_stopped_until: Time,
+    pub(super) config: CoordinatorConfig,
+    /// What is remembered, and what waits to be.
+    pub(super) stored: BTreeMap<String, Value>,
+    pub(super) waiting: Vec<Taken>,
+    pub(super) committing: Vec<Taken>,
+    /// There is no coordinator; and how often that began.
+    pub(super) down: bool,
+    pub(super) crashes: u32,
     pub(super) tasks: Vec<Task>,
     pub(super) calls: BTreeMap<ReplyTo, CallInfo>,
     pub(super) streams: BTreeMap<WatchId, Stream>,
@@ -153,6 +180,7 @@ impl World {
             heartbeat_limit: HEARTBEAT_LIMIT,
             reconnect_grace: RECONNECT_GRACE,
             register_timeout: REGISTER_TIMEOUT,
+            durable: scenario.crashes > 0,
             ..CoordinatorConfig::one_job("worker", tasks)
         };
         let mut world = World {
@@ -163,8 +191,14 @@ impl World {
             queue: BTreeMap::new(),
             timers: BTreeSet::new(),
             timer_of: BTreeMap::new(),
-            coordinator: Coordinator::new(config),
+            coordinator: Coordinator::new(config.clone()),
             coordinator_stopped_until: Time::ZERO,
+            config,
+            stored: BTreeMap::new(),
+            waiting: Vec::new(),
+            committing: Vec::new(),
+            down: false,
+            crashes: 0,
             tasks: (0..tasks).map(|index| Task::unborn(seed, index)).collect(),
             calls: BTreeMap::new(),
             streams: BTreeMap::new(),
@@ -320,9 +354,14 @@ impl World {
             }
             Happening::Born { index } => self.born(index),
             Happening::Accident(accident) => self.accident(accident),
-            Happening::Probe { index, life, why } => self.probe(index, life, why),
+            Happening::Probe { crashes, .. } if crashes != self.crashes => Ok(()),
+            Happening::Probe { index, life, why, .. } => self.probe(index, life, why),
+            Happening::Again { index, life, at } => self.again(index, life, at),
+            Happening::Committed { crashes } => self.committed(crashes),
+            Happening::Restored => self.restored(),
             Happening::Ended { index, life } => self.process_ended(index, life),
-            Happening::Heard { loss, since } => self.heard(&loss, since),
+            Happening::Heard { crashes, .. } if crashes != self.crashes => Ok(()),
+            Happening::Heard { loss, since, .. } => self.heard(&loss, since),
         }
     }
 
@@ -353,9 +392,15 @@ impl World {
         if !matches!(event, Event::Ask { request: Request::Heartbeat { .. }, .. }) {
             self.note(|| format!("-> {event:?}"));
         }
+        if self.down {
+            if let Event::Ask { reply, .. } = event {
+                self.refuse(reply);
+            }
+            return Ok(());
+        }
         let mut effects = Vec::new();
         self.coordinator.on_event(self.now, event.clone(), &mut effects);
-        self.after_coordinator(Some(&event), effects)
+        self.after_coordinator(Some(event), effects)
     }
 
     /// A request as it arrives: with the life of the task that sent it.
@@ -366,12 +411,33 @@ impl World {
         Event::Ask { reply: to, from: calls.map(life), request: asked }
     }
 
-    fn after_coordinator(&mut self, event: Option<&Event>, effects: Vec<Effect>) -> Outcome {
-        for loss in self.checks.step(self.now, event, &effects)? {
+    fn after_coordinator(&mut self, event: Option<Event>, effects: Vec<Effect>) -> Outcome {
+        let asked = event.is_some();
+        if self.scenario.crashes > 0 {
+            self.take_down(event, effects);
+        } else {
+            self.carry_out(self.now, event.as_ref(), effects)?;
+        }
+        let deadline = self.coordinator.deadline();
+        match deadline.filter(|&deadline| deadline <= self.now) {
+            // As the driver does: what is due is not left for later.
+            Some(_) if asked => self.tick(Clockwork::Coordinator),
+            Some(due) => Err(format!("S2: the coordinator left something undone that was due at {due}")),
+            None => {
+                self.set_timer(Clockwork::Coordinator, deadline);
+                Ok(())
+            }
+        }
+    }
+
+    /// Does what the coordinator wanted done at `at`.
+    pub(super) fn carry_out(&mut self, at: Time, event: Option<&Event>, effects: Vec<Effect>) -> Outcome {
+        for loss in self.checks.step(at, event, &effects)? {
             if loss.evidence == Evidence::Restart && self.is_blamed_on_the_past(&loss, event) {
                 return Err(format!("S9: the newest life of a task is taken for an old one: {loss}"));
             }
-            self.later(SPREAD, Happening::Heard { loss, since: self.now });
+            let crashes = self.crashes;
+            self.later(SPREAD, Happening::Heard { loss, since: self.now, crashes });
         }
         if let Some(Event::Ask { reply, request: Request::Register { task, incarnation, .. }, .. }) = event
             && effects.contains(&Effect::Reply { to: *reply, result: Ok(Reply::Done) })
@@ -389,19 +455,13 @@ impl World {
                         self.at(at, Happening::WatchEnded { watch });
                     }
                 }
-                Effect::PushError { .. } | Effect::Blamed { .. } | Effect::Connected { .. } => {}
+                Effect::Remember { .. }
+                | Effect::PushError { .. }
+                | Effect::Blamed { .. }
+                | Effect::Connected { .. } => {}
             }
         }
-        let deadline = self.coordinator.deadline();
-        match deadline.filter(|&deadline| deadline <= self.now) {
-            // As the driver does: what is due is not left for later.
-            Some(_) if event.is_some() => self.tick(Clockwork::Coordinator),
-            Some(due) => Err(format!("S2: the coordinator left something undone that was due at {due}")),
-            None => {
-                self.set_timer(Clockwork::Coordinator, deadline);
-                Ok(())
-            }
-        }
+        Ok(())
     }
 
     fn send_answer(&mut self, to: ReplyTo, result: Result<Reply, Refusal>) -> Outcome {

@@ -14,6 +14,7 @@ use tonic::transport::Channel;
 
 use super::alarms::{Alarm, Alarms};
 use super::connect::{Seen, Sight};
+use super::route::Route;
 use super::surveys::Surveys;
 use crate::core::agent::{Effect, Event, Failure, Outage};
 use crate::core::coordination::errors::{Code, Refusal};
@@ -36,8 +37,7 @@ pub(super) enum Stage {
 pub(super) struct Link {
     pub(super) process: Process,
     pub(super) address: String,
-    pub(super) channel: Channel,
-    pub(super) sight: Sight,
+    pub(super) route: Route,
     pub(super) alarms: Arc<Alarms>,
     pub(super) surveys: Surveys,
     pub(super) stage: watch::Sender<Stage>,
@@ -46,12 +46,17 @@ pub(super) struct Link {
     pub(super) try_limit: Duration,
     /// A heartbeat that is not answered within this time was lost.
     pub(super) beat_limit: Duration,
+    /// The same where another may lead, who is looked for then; but never under a second.
+    pub(super) beat_every: Duration,
     /// Asking to leave takes no longer.
     pub(super) leave_limit: Duration,
 }
 
 /// Whether a status was made on this side, since no answer came: then what was seen, in words.
 pub(super) fn failure(status: &Status, sight: &Sight) -> Failure {
+    if convert::elsewhere(status).is_some() {
+        return Failure::Unreachable(status.message().to_owned());
+    }
     let Some(source) = std::error::Error::source(status) else {
         return Failure::Refused(convert::refusal(status));
     };
@@ -72,25 +77,34 @@ fn innermost(mut error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 impl Link {
-    /// Makes a call of the coordination service; its outcome comes back as an event.
-    fn call<F, T>(&self, limit: Duration, answer: fn(Result<(), Failure>) -> Event, call: F)
-    where
+    /// Makes a call of the coordination service, once; its outcome comes back as an event.
+    fn call<F, T>(
+        &self,
+        limit: Duration,
+        answer: fn(Result<(), Failure>) -> Event,
+        call: impl FnOnce(CoordinationServiceClient<Channel>) -> F,
+    ) where
         F: Future<Output = Result<T, Status>> + Send + 'static,
+        T: Send,
     {
-        let (sight, events) = (self.sight.clone(), self.events.clone());
+        let (route, events) = (self.route.clone(), self.events.clone());
+        let (moves, channel) = route.place();
+        let call = call(CoordinationServiceClient::new(channel));
         tokio::spawn(async move {
             let result = match timeout(limit, call).await {
                 Ok(Ok(_)) => Ok(()),
-                Ok(Err(status)) => Err(failure(&status, &sight)),
-                Err(_) => Err(Failure::Unreachable(sight.last().brief())),
+                Ok(Err(status)) => {
+                    route.look(moves, &status);
+                    Err(failure(&status, route.sight()))
+                }
+                Err(_) => {
+                    route.moved(moves, None);
+                    Err(Failure::Unreachable(route.sight().last().brief()))
+                }
             };
             // Without a driver the agent has ended.
             let _ = events.send(answer(result));
         });
-    }
-
-    fn coordination(&self) -> CoordinationServiceClient<Channel> {
-        CoordinationServiceClient::new(self.channel.clone())
     }
 
     fn register(&self) {
@@ -99,8 +113,9 @@ impl Link {
             source_task: Some(convert::coordinated_task(&self.process.task)),
             ..tf::RegisterTaskRequest::default()
         };
-        let mut client = self.coordination();
-        self.call(self.try_limit, Event::Registered, async move { client.register_task(request).await });
+        self.call(self.try_limit, Event::Registered, |mut client| async move {
+            client.register_task(request).await
+        });
     }
 
     fn beat(&self) {
@@ -109,32 +124,48 @@ impl Link {
             source_task: Some(convert::coordinated_task(&self.process.task)),
             ..tf::HeartbeatRequest::default()
         };
-        let mut client = self.coordination();
-        self.call(self.beat_limit, Event::Beaten, async move { client.heartbeat(request).await });
+        let limit = match self.route.goes_on() {
+            true => self.beat_every.max(Duration::from_secs(1)),
+            false => self.beat_limit,
+        };
+        self.call(limit, Event::Beaten, |mut client| async move { client.heartbeat(request).await });
     }
 
     fn shut_down(&self) {
         let source_task = Some(convert::coordinated_task(&self.process.task));
-        let mut client = self.coordination();
-        let call = async move { client.shutdown_task(tf::ShutdownTaskRequest { source_task }).await };
-        self.call(self.leave_limit, |_| Event::ShutDown, call);
+        let (route, events, limit) = (self.route.clone(), self.events.clone(), self.leave_limit);
+        tokio::spawn(async move {
+            let call = route.call(|channel| {
+                let request = tf::ShutdownTaskRequest { source_task: source_task.clone() };
+                async move { CoordinationServiceClient::new(channel).shutdown_task(request).await }
+            });
+            // Good or not, the task goes.
+            let _ = timeout(limit, call).await;
+            // Without a driver the agent has ended.
+            let _ = events.send(Event::ShutDown);
+        });
     }
 
     fn watch(&self, since_epoch: u64) {
         let request = wire::WatchRequest { process: Some(convert::wire_process(&self.process)), since_epoch };
-        let mut client = SessionSetupClient::new(self.channel.clone());
-        let (sight, events, limit) = (self.sight.clone(), self.events.clone(), self.try_limit);
-        let (surveys, channel) = (self.surveys.clone(), self.channel.clone());
+        let (route, events, limit) = (self.route.clone(), self.events.clone(), self.try_limit);
+        let (moves, channel) = route.place();
+        let mut client = SessionSetupClient::new(channel.clone());
+        let surveys = self.surveys.clone();
         tokio::spawn(async move {
             let end = match timeout(limit, client.watch(request)).await {
                 Ok(Ok(stream)) => {
-                    follow(stream.into_inner(), &sight, &events, |survey| {
-                        surveys.answer(channel.clone(), survey)
-                    })
-                    .await
+                    let asked = |survey| surveys.answer(channel.clone(), survey);
+                    follow(stream.into_inner(), &route, &events, asked).await
                 }
-                Ok(Err(status)) => failure(&status, &sight),
-                Err(_) => Failure::Unreachable(sight.last().brief()),
+                Ok(Err(status)) => {
+                    route.look(moves, &status);
+                    failure(&status, route.sight())
+                }
+                Err(_) => {
+                    route.moved(moves, None);
+                    Failure::Unreachable(route.sight().last().brief())
+                }
             };
             // Without a driver the agent has ended.
             let _ = events.send(Event::WatchEnded(end));
@@ -167,14 +198,22 @@ impl Link {
 /// Hands on what a stream carries, until it ends.
 async fn follow(
     mut stream: tonic::Streaming<wire::Notice>,
-    sight: &Sight,
+    route: &Route,
     events: &mpsc::UnboundedSender<Event>,
     asked: impl Fn(wire::Survey),
 ) -> Failure {
     loop {
         let event = match stream.message().await {
             Ok(Some(notice)) => match notice.what {
-                Some(wire::notice::What::Attached(_)) => Event::WatchOpened,
+                Some(wire::notice::What::Attached(attached)) => {
+                    if attached.failover_ms > 0 {
+                        let failover = Duration::from_millis(attached.failover_ms);
+                        route.bear(failover);
+                        // Without a driver the agent has ended, as is seen below.
+                        let _ = events.send(Event::Failover(failover));
+                    }
+                    Event::WatchOpened
+                }
                 Some(wire::notice::What::Closing(_)) => Event::Noticed(Notice::Closing),
                 Some(wire::notice::What::Loss(loss)) => match convert::loss(loss) {
                     Ok(loss) => Event::Noticed(Notice::Loss(Arc::new(loss))),
@@ -188,7 +227,7 @@ async fn follow(
                 None => continue,
             },
             Ok(None) => return Failure::Unreachable("the service ended the stream of losses".to_owned()),
-            Err(status) => return failure(&status, sight),
+            Err(status) => return failure(&status, route.sight()),
         };
         if events.send(event).is_err() {
             return Failure::Unreachable("the agent has ended".to_owned());

@@ -11,6 +11,7 @@ mod connect;
 mod errors;
 mod link;
 mod operations;
+mod route;
 mod surveys;
 
 use std::fmt;
@@ -20,7 +21,6 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
-use tonic::transport::Channel;
 
 pub use self::alarms::Alarm;
 pub use self::connect::Seen;
@@ -32,13 +32,12 @@ pub use crate::core::coordination::losses::{Evidence, Loss};
 pub use crate::core::coordination::request::Process;
 
 use self::alarms::Alarms;
-use self::connect::Sight;
 use self::errors::CallFailure;
 use self::link::{Link, Stage};
+use self::route::Route;
 use self::surveys::Surveys;
 use super::driver::{Clock, INBOX_LIMIT, Input, drive};
 use crate::core::agent::{Agent as AgentMachine, Event, Failure, Outage};
-use crate::settings::HostPort;
 use crate::window::{self, Page, WindowConfig};
 use ringway_proto::ringway::v1::RankReport;
 
@@ -48,7 +47,7 @@ const TRY_LIMIT: Duration = Duration::from_secs(3);
 /// What an agent needs to know.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// Where the coordinator is: "host:port".
+    /// Where the coordinator is: "host:port"; or its candidates, with commas between them.
     pub coordinator: String,
     /// The task, this life of it, and where it runs.
     pub process: Process,
@@ -81,8 +80,7 @@ pub struct Agent {
     process: Process,
     address: String,
     call_timeout: Duration,
-    channel: Channel,
-    sight: Sight,
+    route: Route,
     alarms: Arc<Alarms>,
     surveys: Surveys,
     stage: watch::Receiver<Stage>,
@@ -112,10 +110,11 @@ impl Agent {
         let task = config.process.task.clone();
         let system = |source| AgentError::System { task: task.clone(), source };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system)?;
-        let (sight, alarms) = (Sight::new(), Arc::new(Alarms::default()));
-        let channel = {
+        let alarms = Arc::new(Alarms::default());
+        let route = {
             let _within = runtime.enter();
-            open_channel(&config.coordinator, &sight)?
+            let address = &config.coordinator;
+            Route::new(address).map_err(|why| AgentError::BadAddress { address: address.clone(), why })?
         };
         let surveys = Surveys::new(config.process.clone());
         let (stage, seen_stage) = watch::channel(Stage::Starting);
@@ -125,14 +124,14 @@ impl Agent {
         let link = Link {
             process: config.process.clone(),
             address: config.coordinator.clone(),
-            channel: channel.clone(),
-            sight: sight.clone(),
+            route: route.clone(),
             alarms: alarms.clone(),
             surveys: surveys.clone(),
             stage,
             events: events.clone(),
             try_limit: TRY_LIMIT,
             beat_limit: config.times.silence_limit,
+            beat_every: config.times.heartbeat_every,
             leave_limit: config.call_timeout,
         };
         let machine = AgentMachine::new(config.times.clone());
@@ -150,8 +149,7 @@ impl Agent {
             process: config.process,
             address: config.coordinator,
             call_timeout: config.call_timeout,
-            channel,
-            sight,
+            route,
             alarms,
             surveys,
             stage: seen_stage,
@@ -267,7 +265,7 @@ impl Agent {
                     address,
                     tries,
                     waited: begun.elapsed(),
-                    seen: self.sight.last(),
+                    seen: self.route.sight().last(),
                 },
                 Outage::CoordinatorLost(reason) => AgentError::Refused { task, address, reason },
             }),
@@ -288,7 +286,7 @@ impl Agent {
         call: impl Future<Output = Result<T, Status>> + Send + 'static,
     ) -> Result<T, CallFailure> {
         let (send, receive) = std::sync::mpsc::sync_channel(1);
-        let sight = self.sight.clone();
+        let sight = self.route.sight().clone();
         let mut stage = self.stage.clone();
         self.runtime.spawn(async move {
             let result = tokio::select! {
@@ -322,12 +320,4 @@ async fn ended(stage: &mut watch::Receiver<Stage>) -> String {
         Ok(Stage::Ended { why, .. }) => why.clone(),
         _ => "the agent has ended".to_owned(),
     }
-}
-
-fn open_channel(address: &str, sight: &Sight) -> Result<Channel, AgentError> {
-    let bad = |why: String| AgentError::BadAddress { address: address.to_owned(), why };
-    if HostPort::parse(address).is_none() {
-        return Err(bad("no host, or no port from 1 to 65535".to_owned()));
-    }
-    connect::channel(address, sight).map_err(|error| bad(error.to_string()))
 }

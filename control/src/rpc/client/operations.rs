@@ -1,12 +1,13 @@
 //! What a task asks of the coordinator.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use ringway_proto::ringway::v1 as wire;
 use ringway_proto::ringway::v1::session_setup_client::SessionSetupClient;
 use ringway_proto::tensorflow as tf;
 use ringway_proto::tensorflow::coordination_service_client::CoordinationServiceClient;
 use ringway_topology::{Incarnation, TaskId};
+use tonic::Status;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -29,11 +30,13 @@ const ASK_AGAIN: Duration = Duration::from_millis(500);
 struct Signature(TaskId, Incarnation);
 
 impl Interceptor for Signature {
-    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, Status> {
         convert::sign(&self.0, self.1, request.metadata_mut());
         Ok(request)
     }
 }
+
+type Coordination = CoordinationServiceClient<InterceptedService<Channel, Signature>>;
 
 /// A wish to enter a group.
 #[derive(Clone, Debug)]
@@ -66,12 +69,16 @@ impl Agent {
             rank: request.rank,
             size: request.size,
             addresses: request.addresses,
-            timeout_ms: u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX).max(1),
+            timeout_ms: 0,
             hosts_coordinator: request.hosts_coordinator,
         };
-        let mut client = self.session();
-        let call = async move { convert::group(client.join(join).await?.into_inner()) };
-        let table = self.run(request.timeout + MARGIN, call);
+        let until = Instant::now() + request.timeout;
+        let table = self.ask_session(join, move |mut client, mut join| {
+            join.timeout_ms = left_ms(until);
+            async move { client.join(join).await }
+        });
+        let table = async move { convert::group(table.await?.into_inner()) };
+        let table = self.run(request.timeout + MARGIN, table);
         let table =
             table.map_err(|failure| JoinError::new(&self.process.task, &group, &self.address, &failure))?;
         let host = table.members.iter().find(|member| member.hosts_coordinator);
@@ -93,8 +100,8 @@ impl Agent {
         detail: &str,
     ) -> Result<(), ReportError> {
         let request = self.loss_of(lost, incarnation, detail);
-        let mut client = self.session();
-        let call = async move { client.report_loss(request).await };
+        let call =
+            self.ask_session(request, |mut client, request| async move { client.report_loss(request).await });
         self.run(self.call_timeout, call)
             .map(drop)
             .map_err(|failure| ReportError::new(&self.process.task, &self.address, &failure))
@@ -107,15 +114,17 @@ impl Agent {
             reporter: Some(convert::wire_process(&self.process)),
             cause: Some(convert::wire_process(cause)),
         };
-        let mut client = self.session();
-        self.tell("blames another", async move { client.blame(request).await });
+        let call =
+            self.ask_session(request, |mut client, request| async move { client.blame(request).await });
+        self.tell("blames another", call);
     }
 
     /// As [`Agent::report_loss`], without waiting for the answer: the word goes before any later call of this agent.
     pub fn tell_loss(&self, lost: &TaskId, incarnation: Incarnation, detail: &str) {
         let request = self.loss_of(lost, incarnation, detail);
-        let mut client = self.session();
-        self.tell("saw another lost", async move { client.report_loss(request).await });
+        let call =
+            self.ask_session(request, |mut client, request| async move { client.report_loss(request).await });
+        self.tell("saw another lost", call);
     }
 
     fn loss_of(&self, lost: &TaskId, incarnation: Incarnation, detail: &str) -> wire::ReportLossRequest {
@@ -137,7 +146,7 @@ impl Agent {
     fn tell<T: Send + 'static>(
         &self,
         what: &'static str,
-        call: impl Future<Output = Result<T, tonic::Status>> + Send + 'static,
+        call: impl Future<Output = Result<T, Status>> + Send + 'static,
     ) {
         let limit = self.call_timeout;
         self.runtime.spawn(async move {
@@ -154,8 +163,12 @@ impl Agent {
     pub fn kv_set(&self, key: &str, value: &[u8], overwrite: bool) -> Result<(), StoreError> {
         let kv = Some(tf::KeyValueEntry { key: key.to_owned(), value: value.to_owned() });
         let request = tf::InsertKeyValueRequest { kv, allow_overwrite: overwrite };
-        let mut client = self.coordination();
-        self.store(key, self.call_timeout, async move { client.insert_key_value(request).await }).map(drop)
+        let number = self.route.number();
+        let call = self.ask(request, move |mut client, request| {
+            let request = number.request(request);
+            async move { client.insert_key_value(request).await }
+        });
+        self.store(key, self.call_timeout, call).map(drop)
     }
 
     /// Reads the value of a key, waiting until somebody has written it, for `timeout` at most.
@@ -164,8 +177,9 @@ impl Agent {
     /// When nobody writes it in time, or the coordinator is not reached.
     pub fn kv_get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, StoreError> {
         let request = tf::GetKeyValueRequest { key: key.to_owned() };
-        let mut client = self.coordination();
-        let answer = self.store(key, timeout, async move { client.get_key_value(request).await })?;
+        let call =
+            self.ask(request, |mut client, request| async move { client.get_key_value(request).await });
+        let answer = self.store(key, timeout, call)?;
         Ok(answer.into_inner().kv.unwrap_or_default().value)
     }
 
@@ -175,9 +189,9 @@ impl Agent {
     /// When it is not there, or the coordinator is not reached.
     pub fn kv_try_get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         let request = tf::TryGetKeyValueRequest { key: key.to_owned() };
-        let mut client = self.coordination();
-        let answer =
-            self.store(key, self.call_timeout, async move { client.try_get_key_value(request).await })?;
+        let call =
+            self.ask(request, |mut client, request| async move { client.try_get_key_value(request).await });
+        let answer = self.store(key, self.call_timeout, call)?;
         Ok(answer.into_inner().kv.unwrap_or_default().value)
     }
 
@@ -187,8 +201,8 @@ impl Agent {
     /// When they are too much for one answer, or the coordinator is not reached.
     pub fn kv_list(&self, directory: &str) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         let request = tf::GetKeyValueDirRequest { directory_key: directory.to_owned() };
-        let mut client = self.coordination();
-        let call = async move { client.get_key_value_dir(request).await };
+        let call =
+            self.ask(request, |mut client, request| async move { client.get_key_value_dir(request).await });
         let answer = self.store(directory, self.call_timeout, call)?;
         Ok(answer.into_inner().kv.into_iter().map(|entry| (entry.key, entry.value)).collect())
     }
@@ -199,8 +213,11 @@ impl Agent {
     /// When the value is no number, the sum does not fit, or the coordinator is not reached.
     pub fn kv_add(&self, key: &str, increment: i64) -> Result<i64, StoreError> {
         let request = tf::IncrementKeyValueRequest { key: key.to_owned(), increment };
-        let mut client = self.coordination();
-        let call = async move { client.increment_key_value(request).await };
+        let number = self.route.number();
+        let call = self.ask(request, move |mut client, request| {
+            let request = number.request(request);
+            async move { client.increment_key_value(request).await }
+        });
         let value = self.store(key, self.call_timeout, call)?.into_inner().kv.unwrap_or_default().value;
         let sum = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok());
         sum.ok_or_else(|| StoreError::Refused {
@@ -215,8 +232,12 @@ impl Agent {
     /// When the coordinator is not reached.
     pub fn kv_delete(&self, key: &str) -> Result<(), StoreError> {
         let request = tf::DeleteKeyValueRequest { key: key.to_owned(), is_directory: true };
-        let mut client = self.coordination();
-        self.store(key, self.call_timeout, async move { client.delete_key_value(request).await }).map(drop)
+        let number = self.route.number();
+        let call = self.ask(request, move |mut client, request| {
+            let request = number.request(request);
+            async move { client.delete_key_value(request).await }
+        });
+        self.store(key, self.call_timeout, call).map(drop)
     }
 
     /// Tells all tasks that wait for such a word that this one will be taken away in `grace`. The first such word stands.
@@ -240,14 +261,18 @@ impl Agent {
     ///
     /// It is called on the agent's thread and must be quick; it must not call the agent.
     pub fn on_preemption(&self, listener: impl FnOnce(Option<SystemTime>) + Send + 'static) {
+        let (route, signature) = (self.route.clone(), self.signature());
         let request = tf::GetKeyValueRequest { key: preemption::NOTICE_KEY.to_owned() };
-        let mut client = self.coordination();
+        let ask = move |channel| {
+            let (mut client, request) = (coordination(channel, signature.clone()), request.clone());
+            async move { client.get_key_value(request).await }
+        };
         let mut stage = self.stage.clone();
         self.runtime.spawn(async move {
             let answer = tokio::select! {
                 answer = async {
                     loop {
-                        match client.get_key_value(request.clone()).await {
+                        match route.call(&ask).await {
                             Ok(answer) => return answer.into_inner(),
                             // The connection broke: the agent finds out whether the coordinator is still there.
                             Err(status) if std::error::Error::source(&status).is_some() => {
@@ -276,13 +301,17 @@ impl Agent {
     pub fn barrier(&self, name: &str, tasks: &[TaskId], timeout: Duration) -> Result<(), BarrierError> {
         let request = tf::BarrierRequest {
             barrier_id: name.to_owned(),
-            barrier_timeout_in_ms: i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1),
+            barrier_timeout_in_ms: 0,
             tasks: tasks.iter().map(convert::coordinated_task).collect(),
             source_task: Some(convert::coordinated_task(&self.process.task)),
             counter: 0,
         };
-        let mut client = self.coordination();
-        self.run(timeout + MARGIN, async move { client.barrier(request).await })
+        let until = Instant::now() + timeout;
+        let call = self.ask(request, move |mut client, mut request| {
+            request.barrier_timeout_in_ms = i64::try_from(left_ms(until)).unwrap_or(i64::MAX);
+            async move { client.barrier(request).await }
+        });
+        self.run(timeout + MARGIN, call)
             .map(drop)
             .map_err(|failure| BarrierError::new(&self.process.task, name, &self.address, &failure))
     }
@@ -291,19 +320,64 @@ impl Agent {
         &self,
         key: &str,
         limit: Duration,
-        call: impl Future<Output = Result<T, tonic::Status>> + Send + 'static,
+        call: impl Future<Output = Result<T, Status>> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.run(limit, call).map_err(|failure| StoreError::new(key, &self.address, &failure))
     }
 
-    fn coordination(&self) -> CoordinationServiceClient<InterceptedService<Channel, Signature>> {
-        let signature = Signature(self.process.task.clone(), self.process.incarnation);
-        CoordinationServiceClient::with_interceptor(self.channel.clone(), signature)
-            .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
-            .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
+    fn signature(&self) -> Signature {
+        Signature(self.process.task.clone(), self.process.incarnation)
     }
 
-    fn session(&self) -> SessionSetupClient<Channel> {
-        SessionSetupClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+    /// Asks the coordination service, wherever it is and goes.
+    fn ask<M, T, F>(
+        &self,
+        message: M,
+        call: impl Fn(Coordination, M) -> F + Send + Sync + 'static,
+    ) -> impl Future<Output = Result<T, Status>> + Send + 'static
+    where
+        M: Clone + Send + Sync + 'static,
+        T: Send + 'static,
+        F: Future<Output = Result<T, Status>> + Send + 'static,
+    {
+        let signature = self.signature();
+        let route = self.route.clone();
+        async move {
+            let call = |channel| call(coordination(channel, signature.clone()), message.clone());
+            route.call(call).await
+        }
     }
+
+    /// The same for session setup.
+    fn ask_session<M, T, F>(
+        &self,
+        message: M,
+        call: impl Fn(SessionSetupClient<Channel>, M) -> F + Send + Sync + 'static,
+    ) -> impl Future<Output = Result<T, Status>> + Send + 'static
+    where
+        M: Clone + Send + Sync + 'static,
+        T: Send + 'static,
+        F: Future<Output = Result<T, Status>> + Send + 'static,
+    {
+        let route = self.route.clone();
+        async move {
+            let call = |channel| {
+                let client = SessionSetupClient::new(channel).max_decoding_message_size(MESSAGE_LIMIT_BYTES);
+                call(client, message.clone())
+            };
+            route.call(call).await
+        }
+    }
+}
+
+fn coordination(channel: Channel, signature: Signature) -> Coordination {
+    CoordinationServiceClient::with_interceptor(channel, signature)
+        .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+        .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
+}
+
+/// Milliseconds until then, at least 1: a wait that is asked for again is as long as what is left of it.
+fn left_ms(until: Instant) -> u64 {
+    let left = until.saturating_duration_since(Instant::now()).as_millis();
+    u64::try_from(left).unwrap_or(u64::MAX).max(1)
 }

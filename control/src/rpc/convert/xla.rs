@@ -67,14 +67,16 @@ impl XlaTasks {
                 is_reported_error: *reported,
                 source_task_id: self.number(task),
             },
-            Origin::Call | Origin::Barrier { .. } => xla::CoordinationServiceError::default(),
+            Origin::Call | Origin::Elsewhere { .. } | Origin::Barrier { .. } => {
+                xla::CoordinationServiceError::default()
+            }
         }
     }
 
     /// A refusal as a gRPC status, with details for XLA's clients.
     pub(in crate::rpc) fn status(&self, refusal: &Refusal) -> Status {
         let barrier = match &refusal.origin {
-            Origin::Call | Origin::Task { .. } => None,
+            Origin::Call | Origin::Elsewhere { .. } | Origin::Task { .. } => None,
             Origin::Barrier { id, counter } => {
                 let error = xla::BarrierError { barrier_id: id.clone(), counter: *counter };
                 Some((BARRIER_ERROR_KEY, error.encode_to_vec()))

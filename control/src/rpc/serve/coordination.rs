@@ -153,10 +153,12 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::InsertKeyValueRequest>,
     ) -> Answer<tf::InsertKeyValueResponse> {
+        let sequence = convert::sequence(&request)?;
         let (from, request) = convert::signed(request)?;
         let tf::InsertKeyValueRequest { kv, allow_overwrite } = request;
         let kv = kv.ok_or_else(|| Status::invalid_argument("the request has no key"))?;
-        self.done(from, Ask::Insert { key: kv.key, value: kv.value, overwrite: allow_overwrite }).await
+        let ask = Ask::Insert { key: kv.key, value: kv.value, overwrite: allow_overwrite };
+        self.done(from.clone(), convert::numbered(from, sequence, ask)).await
     }
 
     async fn get_key_value(
@@ -181,8 +183,10 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::IncrementKeyValueRequest>,
     ) -> Answer<tf::IncrementKeyValueResponse> {
+        let sequence = convert::sequence(&request)?;
         let (from, request) = convert::signed(request)?;
-        let kv = self.entry(from, Ask::Increment { key: request.key, by: request.increment }).await?;
+        let ask = Ask::Increment { key: request.key, by: request.increment };
+        let kv = self.entry(from.clone(), convert::numbered(from, sequence, ask)).await?;
         Ok(Response::new(tf::IncrementKeyValueResponse { kv: Some(kv) }))
     }
 
@@ -204,8 +208,10 @@ impl CoordinationService for Coordination {
         &self,
         request: Request<tf::DeleteKeyValueRequest>,
     ) -> Answer<tf::DeleteKeyValueResponse> {
+        let sequence = convert::sequence(&request)?;
         let (from, request) = convert::signed(request)?;
-        self.done(from, Ask::Delete { key: request.key }).await
+        let ask = Ask::Delete { key: request.key };
+        self.done(from.clone(), convert::numbered(from, sequence, ask)).await
     }
 
     async fn barrier(&self, request: Request<tf::BarrierRequest>) -> Answer<tf::BarrierResponse> {

@@ -14,13 +14,13 @@ use tokio_stream::Stream;
 use tonic::Status;
 
 use super::ServerConfig;
+use super::counter::{Counter, Ways};
 use super::push::Pusher;
-use crate::core::coordination::Coordinator;
-use crate::core::coordination::errors::{Code, Refusal};
+use crate::core::coordination::errors::Refusal;
 use crate::core::coordination::request::{
     Effect, Event, Life, Notice, Process, Reply, ReplyTo, Request, WatchId,
 };
-use crate::rpc::driver::{Clock, INBOX_LIMIT, Input, Outbox, drive};
+use crate::rpc::driver::{Input, Outbox};
 
 /// How many tasks are connected and whom they blame, for those outside the service's thread.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ impl Population {
 }
 
 /// What comes with a request: where its answer goes, and the stream that it opens.
-struct Caller {
+pub(super) struct Caller {
     reply: ReplyTo,
     answer: oneshot::Sender<Result<Reply, Refusal>>,
     stream: Option<(WatchId, mpsc::Sender<Notice>)>,
@@ -64,61 +64,44 @@ struct Caller {
 /// Where calls meet the coordinator.
 #[derive(Clone)]
 pub(super) struct Desk {
-    inbox: mpsc::Sender<Input<Event, Caller>>,
-    urgent: mpsc::UnboundedSender<Event>,
+    counter: Arc<Counter>,
     next: Arc<AtomicU64>,
     notices_limit: usize,
 }
 
 impl Desk {
-    /// Starts a coordinator on the runtime of the caller. What comes by `events` goes before what is asked.
-    pub(super) fn open(
-        config: &ServerConfig,
-        population: Arc<Population>,
-        (urgent, events): (mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<Event>),
-    ) -> Desk {
-        let (inbox, inputs) = mpsc::channel(INBOX_LIMIT);
-        let files = Files {
-            callers: HashMap::new(),
-            streams: HashMap::new(),
-            population,
-            pusher: Pusher::new(&config.agents),
-        };
-        let coordinator = Coordinator::new(config.coordinator.clone());
-        tokio::spawn(drive(coordinator, files, Clock::start(), inputs, events));
+    /// A desk at a counter.
+    pub(super) fn new(config: &ServerConfig, counter: Arc<Counter>) -> Desk {
         // A stream gets at most the whole log at once, and then one notice for each loss.
         let notices_limit = config.coordinator.tasks() as usize * 2 + 16;
-        Desk { inbox, urgent, next: Arc::new(AtomicU64::new(1)), notices_limit }
+        Desk { counter, next: Arc::new(AtomicU64::new(1)), notices_limit }
     }
 
     /// Asks, and waits for the answer. Dropping the future tells the coordinator that the caller has gone.
     pub(super) async fn ask(&self, request: Request) -> Result<Reply, Refusal> {
-        self.put(None, request, None).await
+        self.ask_as(None, request).await
     }
 
     /// The same, for a caller that may have said which life of a task it is.
     pub(super) async fn ask_as(&self, from: Option<Life>, request: Request) -> Result<Reply, Refusal> {
-        self.put(from, request, None).await
+        self.put(self.counter.ways()?, from, request, None).await
     }
 
     /// Opens a stream of notices.
     pub(super) async fn watch(&self, process: Process, since_epoch: u64) -> Result<Notices, Refusal> {
         let watch = WatchId(self.next.fetch_add(1, Ordering::Relaxed));
+        let ways = self.counter.ways()?;
         let (notify, notices) = mpsc::channel(self.notices_limit);
         // Made before the coordinator hears of it, so that it hears of its end in any case.
-        let notices = Notices { watch, notices, urgent: self.urgent.clone() };
-        self.put(None, Request::Watch { watch, process, since_epoch }, Some((watch, notify))).await?;
+        let notices = Notices { watch, notices, urgent: ways.urgent.clone() };
+        let request = Request::Watch { watch, process, since_epoch };
+        self.put(ways, None, request, Some((watch, notify))).await?;
         Ok(notices)
-    }
-
-    /// Tells the coordinator that the service ends.
-    pub(super) fn stop(&self) {
-        // Without a driver there is nobody left who waits.
-        let _ = self.urgent.send(Event::Stop);
     }
 
     async fn put(
         &self,
+        ways: Ways,
         from: Option<Life>,
         request: Request,
         stream: Option<(WatchId, mpsc::Sender<Notice>)>,
@@ -129,21 +112,17 @@ impl Desk {
             event: Event::Ask { reply, from, request },
             attachment: Some(Caller { reply, answer, stream }),
         };
-        self.inbox.send(input).await.map_err(|_| ended())?;
-        let mut guard = Guard { reply, urgent: self.urgent.clone(), armed: true };
+        ways.inbox.send(input).await.map_err(|_| self.counter.gone())?;
+        let mut guard = Guard { reply, urgent: ways.urgent, armed: true };
         let result = answered.await;
         guard.armed = false;
-        result.unwrap_or_else(|_| Err(ended()))
+        result.unwrap_or_else(|_| Err(self.counter.gone()))
     }
 }
 
 /// An answer of a kind that does not belong to the request: a fault of ours.
 pub(super) fn unexpected(reply: &Reply) -> Status {
     Status::internal(format!("the coordinator gave an answer of the wrong kind: {reply:?}"))
-}
-
-fn ended() -> Refusal {
-    Refusal::new(Code::Aborted, "the coordination service has ended")
 }
 
 /// Tells the coordinator when a caller goes before it is answered.
@@ -185,11 +164,18 @@ impl Drop for Notices {
 }
 
 /// Who waits for what: carries out the coordinator's effects.
-struct Files {
+pub(super) struct Files {
     callers: HashMap<ReplyTo, oneshot::Sender<Result<Reply, Refusal>>>,
     streams: HashMap<WatchId, mpsc::Sender<Notice>>,
     population: Arc<Population>,
     pusher: Pusher,
+}
+
+impl Files {
+    /// Nobody waits yet.
+    pub(super) fn new(population: Arc<Population>, agents: &[(TaskId, String)]) -> Files {
+        Files { callers: HashMap::new(), streams: HashMap::new(), population, pusher: Pusher::new(agents) }
+    }
 }
 
 impl Outbox<Effect> for Files {
@@ -202,6 +188,8 @@ impl Outbox<Effect> for Files {
 
     fn carry_out(&mut self, effect: Effect) {
         match effect {
+            // Nothing outlives this process.
+            Effect::Remember { .. } => {}
             Effect::Reply { to, result } => {
                 if let Some(answer) = self.callers.remove(&to) {
                     // A caller that has gone meanwhile needs no answer.

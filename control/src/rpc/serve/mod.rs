@@ -7,8 +7,10 @@ pub mod master;
 
 mod accept;
 mod coordination;
+mod counter;
 mod desk;
 pub mod eager;
+mod office;
 mod push;
 mod session;
 mod standard;
@@ -33,14 +35,19 @@ use tonic::service::Routes;
 
 use self::accept::incoming;
 use self::coordination::Coordination;
-use self::desk::{Desk, Population};
+use self::counter::{Counter, Ways};
+use self::desk::{Desk, Files, Population};
+use self::office::{Office, stand};
 use self::session::Session;
 use self::status::StatusDesk;
 use self::xla::XlaCoordination;
 use super::MESSAGE_LIMIT_BYTES;
-use crate::core::coordination::CoordinatorConfig;
+use super::driver::{Clock, INBOX_LIMIT, drive};
 use crate::core::coordination::preemption::time_text;
 use crate::core::coordination::request::Event;
+use crate::core::coordination::{Coordinator, CoordinatorConfig};
+use crate::store::etcd::{EtcdAddress, EtcdStore, VALUE_LIMIT_BYTES};
+use crate::store::file::FileStore;
 use crate::window::{self, WindowConfig};
 
 /// Connections that the kernel holds until the service takes them.
@@ -53,6 +60,8 @@ pub const MOUNTED_THREADS: usize = 4;
 const WINDOW_BYTES: u32 = 16 << 20;
 /// JAX's own limit where its user gives none.
 const XLA_HEARTBEAT_LIMIT: Duration = Duration::from_secs(100);
+/// How long a candidate that ends takes to give its leadership back.
+const RETIRE_LIMIT: Duration = Duration::from_secs(1);
 /// How long the service waits at its end for answers to be read.
 const FLUSH: Duration = Duration::from_millis(200);
 /// Between two probes of a connection on which nothing moves.
@@ -73,6 +82,8 @@ pub struct ServerConfig {
     pub handshake_timeout: Duration,
     /// Silence for so long means that a task which speaks XLA's dialect is lost.
     pub xla_heartbeat_limit: Duration,
+    /// Where what must outlive the process is kept.
+    pub keep: Keep,
     /// Agents that run servers of their own, at "host:port", and want errors pushed there. TensorFlow's do.
     pub agents: Vec<(TaskId, String)>,
     /// What the process shows of the service without gRPC.
@@ -90,8 +101,44 @@ impl ServerConfig {
             connections_limit,
             handshake_timeout: Duration::from_secs(10),
             xla_heartbeat_limit: XLA_HEARTBEAT_LIMIT,
+            keep: Keep::Nowhere,
             agents: Vec::new(),
             window: WindowConfig::default(),
+        }
+    }
+}
+
+/// Where a service keeps what it must not forget, and who else may go on with it.
+#[derive(Clone, Debug)]
+pub enum Keep {
+    /// Nowhere: the service's end is the end of the job.
+    Nowhere,
+    /// In a file: the service may be started again at the same address.
+    File {
+        /// The file.
+        store: FileStore,
+        /// How long tasks wait for it.
+        failover: Duration,
+    },
+    /// In etcd: any number of candidates stand, each at its own address, and one of them leads.
+    Etcd {
+        /// Where etcd is.
+        address: EtcdAddress,
+        /// A leader that is gone for so long is replaced; in whole seconds.
+        lease: Duration,
+        /// Where tasks and other candidates find this one, as "host:port".
+        advertise: String,
+        /// How long tasks wait for a new leader.
+        failover: Duration,
+    },
+}
+
+impl Keep {
+    /// How long tasks wait for the service after its end.
+    fn failover(&self) -> Option<Duration> {
+        match self {
+            Keep::Nowhere => None,
+            Keep::File { failover, .. } | Keep::Etcd { failover, .. } => Some(*failover),
         }
     }
 }
@@ -149,7 +196,7 @@ pub struct Server {
     address: SocketAddr,
     incarnation: Incarnation,
     population: Arc<Population>,
-    urgent: mpsc::UnboundedSender<Event>,
+    told: mpsc::UnboundedSender<Event>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -187,13 +234,12 @@ impl Server {
         let population = Arc::new(Population::default());
         let (stop, stopped) = oneshot::channel();
         let (incarnation, counted) = (config.incarnation, population.clone());
-        let (urgent, events) = mpsc::unbounded_channel();
-        let pressing = (urgent.clone(), events);
+        let (told, tells) = mpsc::unbounded_channel();
         let thread = std::thread::Builder::new().name("ringway-coord".to_owned()).spawn(move || {
-            runtime.block_on(serve(listener, config, mounted, counted, pressing, stopped));
+            runtime.block_on(serve(listener, config, mounted, counted, tells, stopped));
         });
         let thread = Some(thread.map_err(fault)?);
-        Ok(Server { address, incarnation, population, urgent, stop: Some(stop), thread })
+        Ok(Server { address, incarnation, population, told, stop: Some(stop), thread })
     }
 
     /// Where the service is, with the port that was taken.
@@ -208,13 +254,19 @@ impl Server {
         self.incarnation
     }
 
+    /// Whether the service has ended by itself, since its state cannot be kept. It has logged why.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Tells the service that the process of a task has ended, in words: `how` names the process and its exit status.
     ///
     /// Whoever started the processes knows it first, also of one that never connected. All tasks hear of the loss if the
     /// task was connected, and a group that cannot be made without it fails at once.
     pub fn process_ended(&self, task: TaskId, how: impl Into<String>) {
         // The receiver is gone only if the service has ended already.
-        let _ = self.urgent.send(Event::ProcessEnded { task, how: how.into() });
+        let _ = self.told.send(Event::ProcessEnded { task, how: how.into() });
     }
 
     /// Tells all tasks that wait for such a word that the machine of the service will be taken away in `grace`.
@@ -223,7 +275,7 @@ impl Server {
         let seconds = end.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let when = time_text(i64::try_from(seconds).unwrap_or(i64::MAX));
         // The receiver is gone only if the service has ended already.
-        let _ = self.urgent.send(Event::Preempted { when });
+        let _ = self.told.send(Event::Preempted { when });
     }
 
     /// The task because of which this one failed, as it said itself: the first that it named.
@@ -262,12 +314,66 @@ fn listen(bind: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
+/// A candidate that stands for election, and how it is told not to.
+type Standing = (oneshot::Sender<()>, tokio::task::JoinHandle<()>);
+
+/// Opens the counter: at once where nothing is kept, else when this candidate leads.
+fn open_counter(
+    config: &ServerConfig,
+    files: Arc<impl Fn() -> Files + Send + Sync + 'static>,
+) -> Result<(Arc<Counter>, Option<Standing>), String> {
+    let durable = CoordinatorConfig { durable: true, ..config.coordinator.clone() };
+    let (retire, retiring) = oneshot::channel();
+    match &config.keep {
+        Keep::Nowhere => {
+            let (inbox, inputs) = mpsc::channel(INBOX_LIMIT);
+            let (urgent, events) = mpsc::unbounded_channel();
+            let coordinator = Coordinator::new(config.coordinator.clone());
+            tokio::spawn(drive(coordinator, files(), Clock::start(), inputs, events));
+            Ok((Arc::new(Counter::always(Ways { inbox, urgent })), None))
+        }
+        Keep::File { store, .. } => {
+            let (counter, name) = (Arc::new(Counter::closed()), "the service".to_owned());
+            let store = store.clone();
+            let office = Office { store, name, config: durable, counter: counter.clone(), files };
+            Ok((counter, Some((retire, tokio::spawn(stand(office, retiring))))))
+        }
+        Keep::Etcd { address, lease, advertise, .. } => {
+            let (counter, name) = (Arc::new(Counter::closed()), advertise.clone());
+            let store = EtcdStore::new(address.clone(), *lease)?;
+            let mut durable = durable;
+            durable.limits.value_bytes = durable.limits.value_bytes.min(VALUE_LIMIT_BYTES);
+            let office = Office { store, name, config: durable, counter: counter.clone(), files };
+            Ok((counter, Some((retire, tokio::spawn(stand(office, retiring))))))
+        }
+    }
+}
+
+/// Returns when a candidate stands no more.
+async fn over(standing: &mut Option<Standing>) {
+    match standing {
+        // A panic there has said so.
+        Some((_, standing)) => drop(standing.await),
+        None => std::future::pending().await,
+    }
+}
+
+/// The service ends: everybody who waits is told, or another goes on.
+async fn let_go(standing: Option<Standing>, counter: &Counter) {
+    let Some((retire, standing)) = standing else { return counter.tell(Event::Stop) };
+    // A candidate that has ended needs no word.
+    let _ = retire.send(());
+    if tokio::time::timeout(RETIRE_LIMIT, standing).await.is_err() {
+        tracing::warn!("the leadership ends with its lease, since the store did not take it back in time");
+    }
+}
+
 async fn serve(
     listener: TcpListener,
     config: ServerConfig,
     mounted: Option<Routes>,
     population: Arc<Population>,
-    pressing: (mpsc::UnboundedSender<Event>, mpsc::UnboundedReceiver<Event>),
+    mut tells: mpsc::UnboundedReceiver<Event>,
     stopped: oneshot::Receiver<()>,
 ) {
     let address = listener.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
@@ -275,7 +381,15 @@ async fn serve(
         Ok(connections) => connections,
         Err(error) => return tracing::error!(%error, "the coordination service cannot take connections"),
     };
-    let desk = Desk::open(&config, population, pressing);
+    let files = {
+        let agents = config.agents.clone();
+        Arc::new(move || Files::new(population.clone(), &agents))
+    };
+    let (counter, mut standing) = match open_counter(&config, files) {
+        Ok(opened) => opened,
+        Err(error) => return tracing::error!("the coordination service cannot keep its state: {error}"),
+    };
+    let desk = Desk::new(&config, counter.clone());
     let coordination = CoordinationServiceServer::new(Coordination::new(desk.clone(), config.incarnation))
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
@@ -284,10 +398,11 @@ async fn serve(
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
-    let session = SessionSetupServer::new(Session::new(desk.clone(), config.incarnation))
-        .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
-        .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
-        .accept_compressed(CompressionEncoding::Gzip);
+    let session =
+        SessionSetupServer::new(Session::new(desk.clone(), config.incarnation, config.keep.failover()))
+            .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+            .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
+            .accept_compressed(CompressionEncoding::Gzip);
     let status = StatusDesk::new(desk.clone(), config.incarnation);
     let (text, numbers) = status.pages();
     let status = StatusServer::new(status)
@@ -319,10 +434,13 @@ async fn serve(
             }
             return;
         }
+        // It has said why.
+        () = over(&mut standing) => return,
         // An error means that the handle is gone, which also ends the service.
         _ = stopped => {}
+        () = async { while let Some(event) = tells.recv().await { counter.tell(event) } } => {}
     }
-    desk.stop();
+    let_go(standing, &counter).await;
     standard::end(&health).await;
     let _ = drain.send(());
     // What is not read by then is lost with the connection, which says as much.

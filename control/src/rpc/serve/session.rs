@@ -18,11 +18,13 @@ use crate::rpc::convert;
 pub(super) struct Session {
     desk: Desk,
     incarnation: Incarnation,
+    /// How soon another goes on when this service ends, if one does.
+    failover: Option<Duration>,
 }
 
 impl Session {
-    pub(super) fn new(desk: Desk, incarnation: Incarnation) -> Self {
-        Session { desk, incarnation }
+    pub(super) fn new(desk: Desk, incarnation: Incarnation, failover: Option<Duration>) -> Self {
+        Session { desk, incarnation, failover }
     }
 }
 
@@ -64,7 +66,10 @@ impl SessionSetup for Session {
         let process = convert::process(request.process)?;
         let notices = self.desk.watch(process, request.since_epoch).await;
         let notices = notices.map_err(|refusal| convert::status(&refusal))?;
-        let attached = wire::notice::What::Attached(wire::Attached { incarnation: self.incarnation.0 });
+        let attached = wire::notice::What::Attached(wire::Attached {
+            incarnation: self.incarnation.0,
+            failover_ms: self.failover.map_or(0, |span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX)),
+        });
         let rest = notices.map(|notice| match notice {
             Notice::Loss(loss) => wire::notice::What::Loss(convert::wire_loss(&loss)),
             Notice::Survey { survey, flight } => {
