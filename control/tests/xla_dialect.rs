@@ -171,6 +171,7 @@ async fn a_task_whose_connection_ends_is_lost_at_once() {
     drop(again);
     let told = tokio::time::timeout(Duration::from_secs(30), waits).await.unwrap().unwrap().unwrap_err();
     assert_eq!(told.code(), Code::Unavailable);
+    assert!(told.message().starts_with("/job:jax/task:1 is lost: its connection"), "{told}");
     assert!(told.message().contains("ended and did not come back"), "{told}");
     let origin: xla::CoordinationServiceError = detail(&told, "CoordinationServiceError");
     assert_eq!(origin.source_task_id, 1);

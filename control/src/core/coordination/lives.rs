@@ -213,9 +213,12 @@ impl Coordinator {
         };
         self.losses.announce(slot, loss, out);
         for to in self.members.connected() {
-            out.push(Effect::PushError { to: self.members.name(to).clone(), error: error.clone() });
+            out.push(Effect::PushError {
+                to: self.members.name(to).clone(),
+                error: self.named(slot, &error),
+            });
         }
-        self.feed.tell_all(&error, out);
+        self.feed.tell_all(&self.named(slot, &error), out);
         self.members.fail_wait(&error, out);
         self.barriers.lose(slot, &self.members, &format!("failed: {error}"), out);
         self.groups.lose(slot, &error, out);
@@ -238,6 +241,16 @@ impl Coordinator {
         self.members.give_up(slot, &how);
         self.lose(slot, Evidence::Launcher, Code::Unavailable, how, out);
         self.groups.abandon(&self.members, out);
+    }
+
+    /// The error of a task as others hear of it: its own words, or what was found of it, with its name, which clients do
+    /// not take from the details.
+    pub(super) fn named(&self, slot: Slot, error: &Refusal) -> Refusal {
+        if matches!(error.origin, Origin::Task { reported: true, .. }) {
+            return error.clone();
+        }
+        let message = format!("{} is lost: {error}", self.members.name(slot));
+        Refusal::new(error.code, message).from(error.origin.clone())
     }
 
     fn origin(&self, slot: Slot, reported: bool) -> Origin {

@@ -355,8 +355,8 @@ impl Coordinator {
             return Err(Refusal::new(Code::Cancelled, "the task has left the cluster"));
         }
         self.members.connected_as(slot, member.incarnation)?;
-        if let Some((_, error)) = self.members.first_error(&self.members.everyone()) {
-            return Err(error);
+        if let Some((lost, error)) = self.members.first_error(&self.members.everyone()) {
+            return Err(self.named(lost, &error));
         }
         self.losses.clear(slot);
         self.feed.wait(slot, to);
