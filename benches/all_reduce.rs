@@ -10,6 +10,7 @@ use ringway_collectives::schedule::Algorithm;
 use ringway_dataplane::memory::Buffer;
 use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, TcpTransport};
+use ringway_topology::model::order::Site;
 use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -47,7 +48,13 @@ fn tcp(ranks: u32) -> Ends {
 }
 
 fn communicators(transports: Ends, algorithm: Option<Algorithm>) -> Vec<Communicator> {
-    let member = |rank| Member { peer: Peer(rank), host: "bench".to_owned(), pid: 1 + rank, incarnation: 1 };
+    let member = |rank| Member {
+        peer: Peer(rank),
+        host: "bench".to_owned(),
+        pid: 1 + rank,
+        incarnation: 1,
+        site: Site::default(),
+    };
     let members: Vec<Member> = (0..transports.len() as u32).map(member).collect();
     let join = |(transport, my_rank)| {
         let options = EngineOptions { algorithm, ..EngineOptions::default() };

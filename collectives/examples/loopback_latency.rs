@@ -6,12 +6,19 @@ use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member
 use ringway_collectives::reduce::ReduceOp;
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer};
+use ringway_topology::model::order::Site;
 use std::time::Instant;
 
 const ROUNDS: usize = 20_000;
 
 fn communicators(n: u32) -> Vec<Communicator> {
-    let member = |r| Member { peer: Peer(r), host: "here".into(), pid: std::process::id(), incarnation: 1 };
+    let member = |r| Member {
+        peer: Peer(r),
+        host: "here".into(),
+        pid: std::process::id(),
+        incarnation: 1,
+        site: Site::default(),
+    };
     let members: Vec<Member> = (0..n).map(member).collect();
     let options = EngineOptions { spin: SpinPolicy::Micros(100), ..EngineOptions::default() };
     let transports = Hub::new(LoopbackConfig::default()).group(n).expect("file descriptors");

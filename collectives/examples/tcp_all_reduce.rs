@@ -7,6 +7,7 @@ use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member
 use ringway_collectives::reduce::ReduceOp;
 use ringway_dataplane::transport::{Address, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
+use ringway_topology::model::order::Site;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -77,7 +78,13 @@ fn measure(comm: &Communicator, bytes: usize, time: Duration) -> (f64, f64) {
 }
 
 fn rank(my_rank: u32, transport: TcpTransport, w: &Wanted) {
-    let member = |r| Member { peer: Peer(r), host: "here".into(), pid: std::process::id(), incarnation: 1 };
+    let member = |r| Member {
+        peer: Peer(r),
+        host: "here".into(),
+        pid: std::process::id(),
+        incarnation: 1,
+        site: Site::default(),
+    };
     let group = GroupInfo { id: 1, my_rank, members: vec![member(0), member(1)] };
     let comm = Communicator::new(Box::new(transport), group, w.options.clone()).expect("a well-formed group");
     comm.barrier().expect("the other rank is here");

@@ -80,7 +80,7 @@ const EXPECTED: &[(&str, Expected)] = &[
 ];
 
 fn here() -> Here {
-    Here { pid: 77, parent_pid: 70, control_socket: Some("socket:[32515]".into()) }
+    Here { pid: 77, parent_pid: 70, control_socket: Some("socket:[32515]".into()), host: "login1".into() }
 }
 
 fn read_fixture(name: &str) -> BTreeMap<String, String> {

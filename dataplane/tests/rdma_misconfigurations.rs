@@ -341,4 +341,9 @@ fn slower_and_farther_ports_are_left_out_unless_named() {
     assert_eq!((near(1).rails.len(), near(1).rails[0].device.as_str()), (1, "rxe1"));
     assert_eq!(near(1).verdicts[0].why, "rxe1:1 is nearer to the rank");
     assert_eq!(near(7).rails.len(), 2, "far from both");
+    // What is next to the rank's accelerator goes before what is on its node.
+    let named = config(|c| (c.near_node, c.near_devices) = (Some(0), vec!["rxe1".to_owned()]));
+    let beside = choose(&nodes.survey(), &named).unwrap();
+    assert_eq!((beside.rails.len(), beside.rails[0].device.as_str()), (1, "rxe1"));
+    assert!(beside.verdicts[1].why.contains("next to the rank's accelerator"), "{}", beside.verdicts[1].why);
 }

@@ -8,6 +8,7 @@ mod run;
 mod serve;
 mod signals;
 mod status;
+mod topo;
 
 use std::fmt::Display;
 use std::io::Write;
@@ -29,6 +30,7 @@ const EXIT_OWN_FAILURE: u8 = 125;
   ringway serve --cluster c.json --job worker --task 0
   ringway status                            what a running job does, and who waits for whom
   ringway doctor                            what this machine offers, and what is in the way
+  ringway topo -o machine.svg               where ranks would go on it, and why, as a picture
 
 Every setting is an environment variable, RINGWAY_...; ringway doctor --settings lists them.")]
 struct Cli {
@@ -59,6 +61,7 @@ enum Visible {
     Serve(serve::Args),
     Status(status::Args),
     Doctor(doctor::Args),
+    Topo(topo::Args),
     Completions(completions::Args),
 }
 
@@ -70,6 +73,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Visible(Visible::Serve(args)) => done("serve", serve::run(&args)),
         Command::Visible(Visible::Status(args)) => done("status", status::run(&args)),
         Command::Visible(Visible::Doctor(args)) => done("doctor", doctor::run(&args)),
+        Command::Visible(Visible::Topo(args)) => done("topo", topo::run(&args)),
         Command::Visible(Visible::Completions(args)) => done("completions", completions::run(&args)),
         Command::Stage(stage) => stage.run(),
     }

@@ -15,3 +15,4 @@ mod run;
 mod serve;
 mod shared_memory;
 mod status;
+mod topo;

@@ -74,7 +74,7 @@ fn contradictions_are_found() {
     assert_eq!(broken(&|parts| parts.cpus = cpus("")), MachineError::NoCpu, "I1");
     assert!(matches!(broken(&|parts| parts.allowed = cpus("9")), MachineError::Foreign { .. }), "I1");
     assert!(
-        matches!(broken(&|parts| parts.cores = vec![Core { cpus: cpus("7") }]), MachineError::Foreign { .. }),
+        matches!(broken(&|parts| parts.cores = vec![Core::of(cpus("7"))]), MachineError::Foreign { .. }),
         "I1"
     );
     let overlap = broken(&|parts| parts.packages = vec![package(0, "0-2"), package(1, "2-3")]);

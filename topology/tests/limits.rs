@@ -5,7 +5,8 @@ mod recorded;
 use recorded::{Recording, cpus};
 use ringway_topology::host::cgroup::{Limits, limits, limits_at};
 use ringway_topology::host::pin::{
-    MemoryPolicy, PinError, allowed_cpus, memory_policy, parallelism, pin_current_thread, set_memory_policy,
+    MemoryPolicy, PinError, allowed_cpus, memory_policy, page_nodes, parallelism, pin_current_thread,
+    set_memory_policy,
 };
 
 const V2: &str = "\
@@ -141,4 +142,29 @@ fn memory_policies_are_read_back_or_refused_with_a_reason() {
     })
     .join()
     .unwrap();
+}
+
+#[test]
+fn memory_is_where_the_policy_puts_it() {
+    let machine = ringway_topology::host::discover_quickly().unwrap();
+    for node in machine.parts().nodes.iter().filter(|node| node.memory_bytes > 0).map(|node| node.index) {
+        std::thread::spawn(move || {
+            if let Err(error) = set_memory_policy(MemoryPolicy::Bind(node)) {
+                // A container's filter of system calls.
+                assert!(error.to_string().contains("set_mempolicy"), "{error}");
+                return;
+            }
+            // Larger than what an allocator hands out of memory that it has already.
+            let mut memory: Vec<u8> = Vec::with_capacity(64 << 20);
+            memory.resize(8 << 20, 1);
+            match page_nodes(&memory) {
+                Ok(nodes) => {
+                    assert!(nodes.len() >= 2048 && nodes.iter().all(|on| *on == Some(node)), "{nodes:?}")
+                }
+                Err(error) => assert!(error.to_string().contains("memory comes from"), "{error}"),
+            }
+        })
+        .join()
+        .unwrap();
+    }
 }

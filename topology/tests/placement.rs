@@ -6,9 +6,9 @@ use recorded::{Recording, cpu_lists, cpus, fixture_path, placed};
 use ringway_topology::host::from_xml_file;
 use ringway_topology::model::cpuset::CpuSet;
 use ringway_topology::model::link::Distance;
-use ringway_topology::model::order::{Location, hops_at_least, ring_order};
+use ringway_topology::model::order::{Location, Site, hops_at_least, ring_order};
 use ringway_topology::model::place::{PlaceError, Request, place};
-use ringway_topology::{HostId, Machine, Rank};
+use ringway_topology::{Machine, Rank};
 
 /// Every placement of 1 to `most` ranks keeps the invariants, whatever the machine.
 fn invariants_hold(machine: &Machine, most: u32) {
@@ -20,7 +20,7 @@ fn invariants_hold(machine: &Machine, most: u32) {
         for (at, one) in placements.iter().enumerate() {
             assert!(!one.cpus.is_empty() && one.cpus.inside(allowed), "I1: {}", context());
             assert_eq!(one.rank.index(), at);
-            assert!(!one.reason.is_empty());
+            assert!(!one.reasons.is_empty());
             if ranks as usize <= allowed.len() {
                 for other in &placements[..at] {
                     assert!(!one.cpus.meets(&other.cpus), "I2: {}", context());
@@ -80,7 +80,7 @@ fn interfaces_are_the_nearest_ones() {
         assert!(!one.nics.contains(&"docker0".to_owned()));
     }
     assert_eq!(
-        four[3].reason,
+        four[3].reason(),
         "cpus 6-7,14-15 and memory of NUMA node 3; enp193s0 on the same NUMA node; mlx5_1 on the same NUMA node"
     );
     let alone = placed(&machine, 1);
@@ -112,8 +112,8 @@ fn odd_cpusets_are_kept_to() {
     let placements = placed(&machine, 2);
     assert_eq!(placements[0].nics, ["ens1f0"]);
     assert_eq!(placements[1].nics, ["ens1f0"]);
-    assert!(placements[0].reason.contains("ens1f0 elsewhere in the machine"), "{}", placements[0].reason);
-    assert!(placements[1].reason.contains("ens1f0 on the same NUMA node"), "{}", placements[1].reason);
+    assert!(placements[0].reason().contains("ens1f0 elsewhere in the machine"), "{}", placements[0].reason());
+    assert!(placements[1].reason().contains("ens1f0 on the same NUMA node"), "{}", placements[1].reason());
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn containers_and_bonds_have_their_interface() {
     assert_eq!(cpu_lists(&three), ["0-1", "2-3", "4-5"], "along the clusters");
     assert_eq!(three[0].nics, ["bond0"], "the bond, not its members, nor a VLAN on it");
     assert_eq!(three[0].infiniband, ["rxe0"]);
-    assert!(three[0].reason.contains("NUMA not known"), "{}", three[0].reason);
+    assert!(three[0].reason().contains("NUMA not known"), "{}", three[0].reason());
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn only_loopback_is_still_an_interface_and_none_is_said() {
     let bare = "sys/devices/system/cpu/online: 0-1\n";
     let none = Recording::of(bare).machine();
     assert!(placed(&none, 1)[0].nics.is_empty());
-    assert!(placed(&none, 1)[0].reason.ends_with("no network interface that is up"));
+    assert!(placed(&none, 1)[0].reason().ends_with("no network interface that is up"));
     let lo = format!(
         "{bare}sys/class/net/lo -> ../../devices/virtual/net/lo\nsys/devices/virtual/net/lo/ifindex: 1\n\
          sys/devices/virtual/net/lo/type: 772\nsys/devices/virtual/net/lo/operstate: unknown\n"
@@ -209,8 +209,8 @@ fn a_ring_over_placed_ranks_enters_each_node_once() {
     // Two such hosts, ranks dealt between them in turn.
     let locations: Vec<Location> = (0..16u32)
         .map(|rank| {
-            let host = HostId::new(format!("host{}", rank % 2), "").unwrap();
-            Location::of(Rank(rank), host, &machine, &placements[rank as usize / 2])
+            let host = format!("host{}", rank % 2);
+            Location { rank: Rank(rank), site: Site::of(host, &machine, &placements[rank as usize / 2]) }
         })
         .collect();
     let order = ring_order(&locations);
@@ -230,18 +230,18 @@ fn an_accelerator_and_its_rank_share_a_card_behind_one_switch() {
     let request = Request { devices, ..Request::plain(&machine, 8) };
     let placements = place(&machine, &request).unwrap();
     for (one, at) in placements.iter().zip(order) {
-        assert_eq!(one.nics, [format!("ib{at}")], "{}", one.reason);
-        assert_eq!(one.node, Some(if at < 4 { 0 } else { 1 }), "{}", one.reason);
+        assert_eq!(one.nics, [format!("ib{at}")], "{}", one.reason());
+        assert_eq!(one.node, Some(if at < 4 { 0 } else { 1 }), "{}", one.reason());
         assert_eq!(one.cpus.len(), 4);
         if at == 5 {
             // mlx5_5's port is down, so its neighbours on the same NUMA node stand in.
             assert!(!one.infiniband.contains(&"mlx5_5".to_owned()) && !one.infiniband.is_empty());
         } else {
-            assert_eq!(one.infiniband, [format!("mlx5_{at}")], "{}", one.reason);
+            assert_eq!(one.infiniband, [format!("mlx5_{at}")], "{}", one.reason());
         }
     }
     assert_eq!(
-        placements[1].reason,
+        placements[1].reason(),
         "cpus 0-3 and memory of NUMA node 0, near accelerator 0000:18:00.0; \
          ib0 behind the same PCI switch as the accelerator; mlx5_0 behind the same PCI switch as the accelerator"
     );

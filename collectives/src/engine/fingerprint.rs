@@ -116,11 +116,11 @@ fn digest(bytes: impl IntoIterator<Item = u8>) -> u16 {
 pub(crate) fn cutting(options: &EngineOptions, depth: u32) -> u16 {
     let EngineOptions { slice_bytes, slices_in_flight, costs, .. } = options;
     let slice_bytes = slice_bytes.map_or(0, |bytes| bytes as u64);
-    let costs = [costs.latency_us, costs.message_us, costs.bytes_per_us, costs.reduce_bytes_per_us];
-    let words = [slice_bytes, u64::from(*slices_in_flight), u64::from(depth)]
-        .into_iter()
-        .chain(costs.map(f64::to_bits))
-        .chain([u64::from(options.costs.offloaded)]);
+    let numbers = [costs.inside, costs.between].into_iter().flat_map(|link| {
+        let numbers = [link.latency_us, link.message_us, link.bytes_per_us, link.reduce_bytes_per_us];
+        numbers.map(f64::to_bits).into_iter().chain([u64::from(link.offloaded)])
+    });
+    let words = [slice_bytes, u64::from(*slices_in_flight), u64::from(depth)].into_iter().chain(numbers);
     digest(words.flat_map(u64::to_le_bytes))
 }
 
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn foreign_stamps_are_none() {
-        for (at, code) in [(0, 0), (0, 10), (0, 255), (1, 14), (2, 9), (3, 9)] {
+        for (at, code) in [(0, 0), (0, 10), (0, 255), (1, 14), (2, 9), (3, 11)] {
             let mut stamp = call().stamp();
             stamp.0[at] = code;
             assert_eq!(Call::from_stamp(&stamp), None, "byte {at} = {code}");

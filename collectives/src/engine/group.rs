@@ -7,7 +7,10 @@ use super::fingerprint::Call;
 use super::history::Doubt;
 use super::options::EngineOptions;
 use super::plan::{Plan, Request};
+use crate::schedule::Arrangement;
 use ringway_dataplane::transport::{Caps, Peer, Stamp};
+use ringway_topology::Rank;
+use ringway_topology::model::order::{Location, Site, hosts_in_order, ring_order};
 use std::sync::Arc;
 
 /// Calls that a rank remembers per communicator, to answer inquiries about.
@@ -26,6 +29,8 @@ pub struct Member {
     pub pid: u32,
     /// Which life of it: a restarted process has another.
     pub incarnation: u64,
+    /// Where it runs: algorithms visit members in an order that crosses each slow link once.
+    pub site: Site,
 }
 
 /// Who makes up a communicator. All members give the same, but for `my_rank`.
@@ -69,6 +74,8 @@ pub(super) struct Group {
     pub(super) info: GroupInfo,
     /// The endpoint's number of each rank.
     pub(super) peers: Vec<Peer>,
+    /// How the members lie: the same on all of them, since all hold the same members.
+    pub(super) arrangement: Arrangement,
     /// Number of the next collective call, and the digest of those before.
     pub(super) seq: u32,
     pub(super) history: u16,
@@ -106,6 +113,7 @@ impl Group {
         }
         Ok(Group {
             peers,
+            arrangement: arrangement(&info.members),
             seq: 0,
             history: 0,
             calls: vec![None; REMEMBERED_CALLS],
@@ -150,7 +158,7 @@ impl Group {
         if let Some((_, plan)) = self.plans.iter().find(|(r, _)| r == request) {
             return Ok(Arc::clone(plan));
         }
-        let plan = Arc::new(Plan::new(request, self.info.my_rank, self.size(), options, caps)?);
+        let plan = Arc::new(Plan::new(request, self.info.my_rank, &self.arrangement, options, caps)?);
         if self.plans.len() < KEPT_PLANS {
             self.plans.push((*request, Arc::clone(&plan)));
         } else {
@@ -209,12 +217,28 @@ impl Group {
     }
 }
 
+/// How members lie, by their sites.
+fn arrangement(members: &[Member]) -> Arrangement {
+    let located =
+        (0..).zip(members).map(|(rank, member)| Location { rank: Rank(rank), site: member.site.clone() });
+    let locations: Vec<Location> = located.collect();
+    let order: Vec<u32> = ring_order(&locations).into_iter().map(|rank| rank.0).collect();
+    let made = Arrangement::new(&order, &hosts_in_order(&locations));
+    made.unwrap_or_else(|| unreachable!("the order holds every member once, and hosts are runs of it"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn info(peers: &[u32], my_rank: u32) -> GroupInfo {
-        let member = |p: &u32| Member { peer: Peer(*p), host: "h".into(), pid: 1, incarnation: 1 };
+        let member = |p: &u32| Member {
+            peer: Peer(*p),
+            host: "h".into(),
+            pid: 1,
+            incarnation: 1,
+            site: Site::default(),
+        };
         GroupInfo { id: 1, my_rank, members: peers.iter().map(member).collect() }
     }
 

@@ -105,9 +105,16 @@ mod tests {
     use super::*;
     use crate::schedule::Collective;
     use ringway_dataplane::transport::Peer;
+    use ringway_topology::model::order::Site;
 
     fn group() -> Group {
-        let member = |p: u32| Member { peer: Peer(p), host: "h".into(), pid: 1, incarnation: 1 };
+        let member = |p: u32| Member {
+            peer: Peer(p),
+            host: "h".into(),
+            pid: 1,
+            incarnation: 1,
+            site: Site::default(),
+        };
         Group::new(GroupInfo { id: 1, my_rank: 0, members: (0..2).map(member).collect() }).unwrap()
     }
 

@@ -4,7 +4,7 @@
 
 use super::error::CollectiveError;
 use super::flight::WriteDown;
-use crate::schedule::{Algorithm, LinkCosts};
+use crate::schedule::{Algorithm, Costs};
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::Pool;
 use std::fmt;
@@ -36,6 +36,16 @@ impl fmt::Debug for OnFailure {
     }
 }
 
+/// Called once on the progress thread, before anything else is done there: to bind it to CPUs, say.
+#[derive(Clone)]
+pub struct OnProgressThread(pub Arc<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for OnProgressThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnProgressThread")
+    }
+}
+
 /// Settings of an engine. All ranks of a group must agree on `slice_bytes`, `slices_in_flight`, `costs`, `algorithm` and
 /// `check`; disagreement is found as a mismatch.
 #[derive(Clone, Debug)]
@@ -44,8 +54,8 @@ pub struct EngineOptions {
     pub slice_bytes: Option<usize>,
     /// Slices of one call under way at a time, `1..=`[`MAX_SLICES_IN_FLIGHT`]. Less where the transport is shallow.
     pub slices_in_flight: u32,
-    /// What links between the ranks cost: algorithms and slices are chosen by it.
-    pub costs: LinkCosts,
+    /// What links between the ranks cost, inside hosts and between them: algorithms and slices are chosen by it.
+    pub costs: Costs,
     /// Run collectives by this algorithm, where it exists for them.
     pub algorithm: Option<Algorithm>,
     /// Stamp messages with the call's fingerprint, so that mismatched calls are errors.
@@ -65,6 +75,8 @@ pub struct EngineOptions {
     pub on_failure: Option<OnFailure>,
     /// Writes the flight record down after a failure.
     pub write_down: Option<WriteDown>,
+    /// Called on the progress thread when it starts.
+    pub on_progress_thread: Option<OnProgressThread>,
 }
 
 impl Default for EngineOptions {
@@ -72,7 +84,7 @@ impl Default for EngineOptions {
         EngineOptions {
             slice_bytes: None,
             slices_in_flight: DEFAULT_SLICES_IN_FLIGHT,
-            costs: LinkCosts::default(),
+            costs: Costs::default(),
             algorithm: None,
             check: true,
             spin: SpinPolicy::Auto,
@@ -82,6 +94,7 @@ impl Default for EngineOptions {
             recorded_calls: DEFAULT_RECORDED_CALLS,
             on_failure: None,
             write_down: None,
+            on_progress_thread: None,
         }
     }
 }

@@ -9,7 +9,7 @@ use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::slice::{Share, share, widest_message, widest_reduce};
 use crate::reduce::ReduceOp;
 use crate::schedule::{
-    Algorithm, AnySchedule, Choice, Collective, Rank, Schedule, Span, Step, choose as cheapest,
+    Algorithm, Arranged, Arrangement, Choice, Collective, Rank, Schedule, Span, Step, choose as cheapest,
 };
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Caps;
@@ -56,9 +56,9 @@ pub(super) enum Kind {
 pub(super) const KINDS: usize = 3;
 
 /// The steps of a run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Program {
-    Collective(AnySchedule),
+    Collective(Arranged),
     Message(Step),
 }
 
@@ -87,7 +87,7 @@ impl Schedule for Program {
 }
 
 /// How a request is run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) program: Program,
     pub(super) algorithm: Option<Algorithm>,
@@ -103,18 +103,18 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Plans `request` for `rank` of `ranks`.
+    /// Plans `request` for `rank` of `group`.
     pub(super) fn new(
         request: &Request,
         rank: Rank,
-        ranks: u32,
+        group: &Arrangement,
         options: &EngineOptions,
         caps: &Caps,
     ) -> Result<Plan, InvalidCall> {
         let element_bytes = request.dtype.map_or(1, DType::size);
         match request.what {
             What::Collective(collective) => {
-                Plan::collective(collective, request, rank, ranks, element_bytes, options, caps)
+                Plan::collective(collective, request, rank, group, element_bytes, options, caps)
             }
             What::Send { to, .. } => {
                 Ok(Plan::message(Step::Send { to, span: Span::one(0) }, INPUT, request, element_bytes, caps))
@@ -148,14 +148,15 @@ impl Plan {
         collective: Collective,
         request: &Request,
         rank: Rank,
-        ranks: u32,
+        group: &Arrangement,
         element_bytes: usize,
         options: &EngineOptions,
         caps: &Caps,
     ) -> Result<Plan, InvalidCall> {
-        let (choice, schedule) = choose(collective, request, ranks, element_bytes, options)?;
-        let (mut layout, pieces) = arrange(collective, request, rank, ranks, element_bytes, &schedule);
-        let widest = widest_message(&schedule);
+        let (choice, schedule) = choose(collective, request, group, element_bytes, options)?;
+        let (mut layout, pieces) =
+            arrange(collective, request, rank, group.ranks(), element_bytes, &schedule);
+        let widest = widest_message(schedule.among_positions());
         let wanted = options.slice_bytes.unwrap_or(usize::try_from(choice.slice_bytes).unwrap_or(usize::MAX));
         let limit = longest(caps, element_bytes);
         layout.slices = match layout.low {
@@ -174,9 +175,9 @@ impl Plan {
             return Err(InvalidCall::MessageTooLong { collective, bytes: longest_bytes, limit_bytes });
         }
         let wanted = options.slices_in_flight.clamp(1, MAX_SLICES_IN_FLIGHT);
-        let Share { lanes, depth } = share(&schedule, wanted, layout.slices, caps.depth / 2);
+        let Share { lanes, depth } = share(schedule.among_positions(), wanted, layout.slices, caps.depth / 2);
         let mut plan = Plan {
-            program: Program::Collective(schedule),
+            program: Program::Collective(schedule.clone()),
             algorithm: Some(choice.algorithm),
             layout,
             lanes,
@@ -190,7 +191,7 @@ impl Plan {
     }
 
     /// Sizes the work area and the scratch.
-    fn size_memory(&mut self, collective: Collective, rank: Rank, schedule: &AnySchedule) {
+    fn size_memory(&mut self, collective: Collective, rank: Rank, schedule: &Arranged) {
         let block = self.layout.elements * self.layout.element_bytes;
         let piece = self.layout.longest_bytes(1);
         if let Area::Staged { chunks, .. } = self.layout.low {
@@ -201,7 +202,7 @@ impl Plan {
             self.work_bytes = block * schedule.room(rank).count as usize;
         }
         if collective.reduces() || collective == Collective::Barrier {
-            let longest = self.layout.longest_bytes(widest_reduce(schedule));
+            let longest = self.layout.longest_bytes(widest_reduce(schedule.among_positions()));
             self.slot_bytes = longest.next_multiple_of(SLOT_ALIGN);
             self.slots = (LANE_SCRATCH_BYTES / self.slot_bytes.max(1)).clamp(MIN_SLOTS, WINDOW);
         }
@@ -237,10 +238,11 @@ impl Layout {
 fn choose(
     collective: Collective,
     request: &Request,
-    ranks: u32,
+    group: &Arrangement,
     element_bytes: usize,
     options: &EngineOptions,
-) -> Result<(Choice, AnySchedule), InvalidCall> {
+) -> Result<(Choice, Arranged), InvalidCall> {
+    let ranks = group.ranks();
     let bytes = match collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
             request.count
@@ -248,8 +250,8 @@ fn choose(
         _ => request.count.saturating_mul(ranks as usize),
     };
     let bytes = bytes.saturating_mul(element_bytes) as u64;
-    let choice = cheapest(collective, ranks, bytes, &options.costs, options.algorithm);
-    let found = choice.and_then(|c| c.schedule(collective, ranks, request.root).map(|s| (c, s)));
+    let choice = cheapest(collective, group, bytes, &options.costs, options.algorithm);
+    let found = choice.and_then(|c| c.schedule(collective, group, request.root).map(|s| (c, s)));
     found.ok_or(InvalidCall::NoSuchRank { what: "root", rank: request.root, size: ranks })
 }
 
@@ -272,7 +274,7 @@ fn arrange(
     rank: Rank,
     ranks: u32,
     element_bytes: usize,
-    schedule: &AnySchedule,
+    schedule: &Arranged,
 ) -> (Layout, bool) {
     let of = |area: Area| Layout::of(area, request.count, element_bytes);
     let own = Span::one(rank);

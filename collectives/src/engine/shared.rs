@@ -321,7 +321,12 @@ impl Owner {
             return Ok(());
         }
         let shared = Arc::clone(&self.0);
-        std::thread::Builder::new().name("ringway-progress".into()).spawn(move || shared.background())?;
+        let begin = core.options.on_progress_thread.clone();
+        let body = move || {
+            begin.iter().for_each(|begin| (begin.0)());
+            shared.background();
+        };
+        std::thread::Builder::new().name("ringway-progress".into()).spawn(body)?;
         core.background = true;
         Ok(())
     }

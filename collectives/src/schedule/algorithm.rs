@@ -58,11 +58,11 @@ impl Collective {
         matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce)
     }
 
-    /// The algorithms that exist for it, for at least some numbers of ranks.
+    /// The algorithms that exist for it, for at least some numbers of ranks and hosts.
     pub const fn algorithms(self) -> &'static [Algorithm] {
         use Algorithm::*;
         match self {
-            Collective::AllReduce => &[Ring, Tree, Doubling, Halving, Direct],
+            Collective::AllReduce => &[Ring, Tree, Doubling, Halving, Direct, Leaders, Lanes],
             Collective::ReduceScatter => &[Ring, Halving, Direct],
             Collective::AllGather => &[Ring, Doubling, Direct],
             Collective::Broadcast => &[Tree, Chain, ScatterAllGather],
@@ -109,11 +109,15 @@ pub enum Algorithm {
     ScatterAllGather,
     /// The dissemination pattern of barriers.
     Dissemination,
+    /// Up a tree to one leader per host, recursive doubling among leaders, and down.
+    Leaders,
+    /// Round a ring inside each host, round one ring among hosts per rank of a host, and round inside again.
+    Lanes,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 8] = [
+    pub const ALL: [Algorithm; 10] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::Doubling,
@@ -122,6 +126,8 @@ impl Algorithm {
         Algorithm::Chain,
         Algorithm::ScatterAllGather,
         Algorithm::Dissemination,
+        Algorithm::Leaders,
+        Algorithm::Lanes,
     ];
 
     /// Its name, as settings and reports spell it.
@@ -135,6 +141,8 @@ impl Algorithm {
             Algorithm::Chain => "Chain",
             Algorithm::ScatterAllGather => "ScatterAllGather",
             Algorithm::Dissemination => "Dissemination",
+            Algorithm::Leaders => "Leaders",
+            Algorithm::Lanes => "Lanes",
         }
     }
 }
@@ -144,7 +152,8 @@ impl Algorithm {
 pub enum NameError {
     /// Not an algorithm.
     #[error(
-        "unknown algorithm {0:?}; use Ring, Tree, Doubling, Halving, Direct, Chain, ScatterAllGather or Dissemination"
+        "unknown algorithm {0:?}; use Ring, Tree, Doubling, Halving, Direct, Chain, ScatterAllGather, \
+         Dissemination, Leaders or Lanes"
     )]
     Algorithm(String),
     /// Not a collective.

@@ -8,7 +8,10 @@
 
 #![forbid(unsafe_code)]
 
+mod hosts;
+
 use super::algorithm::{Algorithm, Collective};
+use super::arrangement::Arrangement;
 
 /// Costs of a link between two ranks and of the cores at its ends. They are an input of the choice of algorithm, so all
 /// ranks of a group must hold equal ones.
@@ -54,6 +57,21 @@ impl LinkCosts {
 impl Default for LinkCosts {
     fn default() -> LinkCosts {
         LinkCosts::TCP_LOOPBACK
+    }
+}
+
+/// What links cost inside a host and between hosts. All ranks of a group must hold equal ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Costs {
+    /// Between ranks of one host.
+    pub inside: LinkCosts,
+    /// Between hosts; the bandwidth is that of a host's one interface, shared by its ranks.
+    pub between: LinkCosts,
+}
+
+impl From<LinkCosts> for Costs {
+    fn from(costs: LinkCosts) -> Costs {
+        Costs { inside: costs, between: costs }
     }
 }
 
@@ -267,19 +285,33 @@ pub fn estimate(
     bytes: u64,
     costs: &LinkCosts,
 ) -> Option<Estimate> {
-    if ranks == 0 || ranks > super::MAX_RANKS {
+    estimate_over_hosts(collective, algorithm, &Arrangement::together(ranks), bytes, &Costs::from(*costs))
+}
+
+/// As [`estimate`], for ranks that lie on hosts as `group` says. `None` where
+/// [`Arrangement::schedule`] has no schedule.
+pub fn estimate_over_hosts(
+    collective: Collective,
+    algorithm: Algorithm,
+    group: &Arrangement,
+    bytes: u64,
+    costs: &Costs,
+) -> Option<Estimate> {
+    if group.ranks() == 0 || group.ranks() > super::MAX_RANKS {
         return None;
     }
-    let shape = shape(collective, algorithm, ranks)?;
+    let parts = hosts::parts(collective, algorithm, group, costs)?;
     let bytes = if collective == Collective::Barrier { 0 } else { bytes };
-    let chunk_bytes = bytes.div_ceil(shape.parts as u64);
+    let cut = parts.iter().map(|(shape, _)| shape.parts).fold(1.0, f64::max);
+    let largest = parts.iter().map(|(shape, _)| shape.largest.ceil() as u64).max().unwrap_or(1).max(1);
+    let chunk_bytes = bytes.div_ceil(cut as u64);
     let mut best: Option<Estimate> = None;
     for message_bytes in SLICE_MESSAGE_BYTES {
-        let slice_bytes = (message_bytes / shape.largest.ceil() as u64).clamp(1, chunk_bytes.max(1));
+        let slice_bytes = (message_bytes / largest).clamp(1, chunk_bytes.max(1));
         let slices = chunk_bytes.div_ceil(slice_bytes).max(1);
         // Slices of equal size: no small one is left over at the end.
         let slice_bytes = chunk_bytes.div_ceil(slices).max(1);
-        let time_us = time_us(&shape, bytes as f64 / shape.parts, slices as f64, costs);
+        let time_us = time_us(&parts, bytes as f64 / cut, slices as f64);
         if best.is_none_or(|best| time_us < best.time_us) {
             best = Some(Estimate { time_us, slice_bytes });
         }
@@ -287,15 +319,21 @@ pub fn estimate(
     best
 }
 
-fn time_us(shape: &Shape, chunk_bytes: f64, slices: f64, costs: &LinkCosts) -> f64 {
+/// One slice goes through all parts; each further one takes as long as what it occupies longest.
+fn time_us(parts: &[(Shape, LinkCosts)], chunk_bytes: f64, slices: f64) -> f64 {
     let slice = chunk_bytes / slices;
-    let path = shape.hops * costs.latency_us
-        + shape.messages * costs.message_us
-        + shape.sent * slice / costs.bytes_per_us
-        + shape.combined * slice / costs.reduce_bytes_per_us;
-    let port = shape.port_messages * costs.message_us + shape.port_sent * slice / costs.bytes_per_us;
-    let core = shape.core_combined * slice / costs.reduce_bytes_per_us;
-    path + (slices - 1.0) * if costs.offloaded { port.max(core) } else { port + core }
+    let (mut path, mut port, mut core) = (0.0, 0.0, 0.0);
+    let mut offloaded = true;
+    for (shape, costs) in parts {
+        path += shape.hops * costs.latency_us
+            + shape.messages * costs.message_us
+            + shape.sent * slice / costs.bytes_per_us
+            + shape.combined * slice / costs.reduce_bytes_per_us;
+        port += shape.port_messages * costs.message_us + shape.port_sent * slice / costs.bytes_per_us;
+        core += shape.core_combined * slice / costs.reduce_bytes_per_us;
+        offloaded &= costs.offloaded;
+    }
+    path + (slices - 1.0) * if offloaded { port.max(core) } else { port + core }
 }
 
 #[cfg(test)]

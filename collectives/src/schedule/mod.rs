@@ -1,8 +1,8 @@
 //! Pure collective schedules: which rank sends, receives and combines which chunk, in which order. No bytes, no IO, no
 //! clock.
 //!
-//! [`choose`] picks an [`Algorithm`] and a slice for a [`Collective`] by closed formulas over [`LinkCosts`];
-//! [`AnySchedule::new`] makes the schedule; the engine asks it for one [`Step`] after the other. [`simulate`] proves
+//! [`choose`] picks an [`Algorithm`] and a slice for a [`Collective`] by closed formulas over [`LinkCosts`], for ranks that
+//! lie as an [`Arrangement`] says; [`Arrangement::schedule`] makes the schedule; the engine asks it for one [`Step`] after the other. [`simulate`] proves
 //! schedules right and prices them in simulated time. Schedules know nothing of slices: the engine runs one schedule per
 //! slice, several at once, with bytes of its choosing for every chunk.
 //!
@@ -23,7 +23,7 @@
 //!   the combine of a `Reduce` wait until earlier sends, receives and combines on their span are done. Hazards go by
 //!   chunk number even where a chunk holds no bytes. Combines of overlapping spans happen in program order.
 //! - **I5** In a combine the operand of the lower rank stands on the left: the incoming one if `from` is below the own
-//!   rank, else the accumulator. By this rule the result is the same expression over the inputs on every rank, hence
+//!   rank, else the accumulator; where ranks are rearranged, that of the lower position. By this rule the result is the same expression over the inputs on every rank, hence
 //!   the same bits even where the operation tells its operands apart (NaN payloads, signed zeros, user functions).
 //! - **I6** Where [`AnySchedule::keeps_rank_order`] says so, every combine joins two neighbouring runs of ranks, lower
 //!   on the left: the result is `x0 op x1 op ... op xn-1` up to brackets, for an associative operation that need not
@@ -33,6 +33,7 @@
 
 mod algorithm;
 mod any;
+mod arrangement;
 mod cost;
 mod direct;
 mod dissemination;
@@ -49,7 +50,8 @@ mod tree;
 
 pub use algorithm::{Algorithm, Collective, NameError};
 pub use any::AnySchedule;
-pub use cost::{Estimate, LinkCosts, SLICE_MESSAGE_BYTES, estimate};
+pub use arrangement::{Arranged, Arrangement};
+pub use cost::{Costs, Estimate, LinkCosts, SLICE_MESSAGE_BYTES, estimate, estimate_over_hosts};
 pub use direct::{
     DirectAllGather, DirectAllReduce, DirectAllToAll, DirectGather, DirectReduceScatter, DirectScatter,
 };

@@ -3,8 +3,8 @@
 #![forbid(unsafe_code)]
 
 use super::algorithm::{Algorithm, Collective};
-use super::any::AnySchedule;
-use super::cost::{Estimate, LinkCosts, estimate};
+use super::arrangement::{Arranged, Arrangement};
+use super::cost::{Costs, Estimate, estimate_over_hosts};
 use super::step::Rank;
 use std::fmt;
 
@@ -49,14 +49,14 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The schedule of the choice for the group that it was made for; `None` if `root` is not below `ranks`.
-    pub fn schedule(&self, collective: Collective, ranks: u32, root: Rank) -> Option<AnySchedule> {
-        AnySchedule::new(collective, self.algorithm, ranks, root)
+    /// The schedule of the choice for the group that it was made for; `None` if `root` is not one of its ranks.
+    pub fn schedule(&self, collective: Collective, group: &Arrangement, root: Rank) -> Option<Arranged> {
+        group.schedule(collective, self.algorithm, root)
     }
 }
 
-/// Chooses for `collective` among `ranks` ranks over `bytes` bytes (all chunks of one rank together; for an all-to-all,
-/// its send chunks). `forced` is taken where it exists. `None` for no ranks or more than
+/// Chooses for `collective` among the ranks of `group` over `bytes` bytes (all chunks of one rank together; for an
+/// all-to-all, its send chunks). `forced` is taken where it exists. `None` for no ranks or more than
 /// [`MAX_RANKS`](super::MAX_RANKS).
 ///
 /// Equal arguments give equal choices on every machine: the formulas use only operations that IEEE 754 defines to the
@@ -64,12 +64,12 @@ impl Choice {
 /// need not talk to agree, as long as they hold the same `costs`. Allocates nothing.
 pub fn choose(
     collective: Collective,
-    ranks: u32,
+    group: &Arrangement,
     bytes: u64,
-    costs: &LinkCosts,
+    costs: &Costs,
     forced: Option<Algorithm>,
 ) -> Option<Choice> {
-    let priced = |algorithm| estimate(collective, algorithm, ranks, bytes, costs);
+    let priced = |algorithm| estimate_over_hosts(collective, algorithm, group, bytes, costs);
     let made =
         |algorithm, Estimate { time_us, slice_bytes }, why| Choice { algorithm, slice_bytes, time_us, why };
     if let Some(algorithm) = forced

@@ -128,6 +128,11 @@ pub trait Schedule: Send + Sync {
     /// most and never allocates (I1).
     fn step(&self, rank: Rank, index: u32) -> Option<Step>;
 
+    /// For a `Reduce` of `rank`: whether the incoming operand stands on the left of the accumulator (I5).
+    fn incoming_is_left(&self, rank: Rank, step: &Step) -> bool {
+        step.incoming_is_left(rank)
+    }
+
     /// How many steps `rank` has. The default asks `step` O(log steps) times.
     fn steps(&self, rank: Rank) -> u32 {
         let mut past = 1;

@@ -2,6 +2,7 @@
 
 use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member};
 use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer, Transport};
+use ringway_topology::model::order::Site;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -25,7 +26,15 @@ pub(crate) fn within<R>(what: &str, f: impl FnOnce() -> R) -> R {
 }
 
 pub(crate) fn members(n: u32) -> Vec<Member> {
-    (0..n).map(|r| Member { peer: Peer(r), host: "here".into(), pid: 1000 + r, incarnation: 1 }).collect()
+    (0..n)
+        .map(|r| Member {
+            peer: Peer(r),
+            host: "here".into(),
+            pid: 1000 + r,
+            incarnation: 1,
+            site: Site::default(),
+        })
+        .collect()
 }
 
 pub(crate) fn communicator(

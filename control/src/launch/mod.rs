@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cluster;
+mod fabric;
 mod hostlist;
 mod kubernetes;
 mod openmpi;
@@ -24,6 +25,7 @@ mod tf_config;
 mod torchrun;
 mod vars;
 
+pub use fabric::{Fabric, FabricError};
 pub use hostlist::{HostlistError, expand as expand_hostlist};
 pub use place::{CoordinatorPlace, DERIVED_PORTS, PortFrom};
 pub use vars::{Here, Vars};
@@ -51,6 +53,8 @@ pub struct Launch {
     pub job_id: String,
     /// Which launcher this was read from.
     pub found_by: Launcher,
+    /// The network's switches above this host, the outermost first, where Slurm tells.
+    pub switches: Vec<String>,
 }
 
 /// What starts processes and tells them their rank.
@@ -221,7 +225,8 @@ impl Launch {
         here: &Here,
     ) -> Result<Self, LaunchError> {
         let (launcher, found) = find(explicit, settings, vars, here)?;
-        finish(launcher, found, explicit, settings)
+        let switches = fabric::from_slurm(vars, &here.host);
+        Ok(Launch { switches, ..finish(launcher, found, explicit, settings)? })
     }
 }
 
@@ -283,6 +288,7 @@ fn finish(
         coordinator,
         job_id,
         found_by: launcher,
+        switches: Vec::new(),
     })
 }
 

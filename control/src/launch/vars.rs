@@ -80,6 +80,8 @@ pub struct Here {
     /// What the launcher's inherited control descriptor (`HYDI_CONTROL_FD`) refers to, such as `socket:[32515]`:
     /// MPICH's launcher leaves it open in every rank, also behind wrapper scripts.
     pub control_socket: Option<String>,
+    /// This host's name.
+    pub host: String,
 }
 
 impl Here {
@@ -91,6 +93,12 @@ impl Here {
             .and_then(|fd| std::fs::read_link(format!("/proc/self/fd/{fd}")).ok())
             .map(|target| target.to_string_lossy().into_owned())
             .filter(|target| target.starts_with("socket:"));
-        Here { pid: std::process::id(), parent_pid: std::os::unix::process::parent_id(), control_socket }
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Here {
+            pid: std::process::id(),
+            parent_pid: std::os::unix::process::parent_id(),
+            control_socket,
+            host,
+        }
     }
 }

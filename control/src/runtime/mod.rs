@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod abort;
+pub mod card;
 pub mod coordinator;
 pub mod eager;
 pub mod master;
@@ -22,6 +23,7 @@ pub mod pinning;
 mod rdma;
 pub mod rendezvous;
 pub mod report;
+pub mod site;
 pub mod task;
 pub mod transports;
 pub mod worker;

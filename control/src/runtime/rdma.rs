@@ -3,7 +3,7 @@
 //! With `prefer`, a host that simply has no RDMA is no news; one that has devices that cannot be used is warned of,
 //! once, with the reason and the remedy. With `require` both are errors. Either way peers that want RDMA hear why.
 
-use super::transports::Neighbours;
+use super::pinning::Binding;
 use crate::settings::Settings;
 use ringway_dataplane::fabric::Policy;
 use ringway_dataplane::rdma::choice::{Choice, RdmaConfig, Survey, choose};
@@ -44,7 +44,7 @@ pub(super) struct Lack {
 ///
 /// # Errors
 /// [`RdmaUnusable`] when RDMA is required and cannot be used.
-pub(super) fn plan(settings: &Settings, here: Neighbours) -> Result<(Plan, RdmaConfig), RdmaUnusable> {
+pub(super) fn plan(settings: &Settings, binding: &Binding) -> Result<(Plan, RdmaConfig), RdmaUnusable> {
     let mut config = settings.rdma_config.clone();
     let policy = settings.rdma_policy();
     if policy == Policy::Off {
@@ -54,8 +54,9 @@ pub(super) fn plan(settings: &Settings, here: Neighbours) -> Result<(Plan, RdmaC
     if let Ok(survey) = &found
         && several_nodes(survey)
     {
-        config.near_node = super::pinning::node(&settings.pin, here);
+        config.near_node = binding.near_node();
     }
+    config.near_devices.clone_from(&binding.near_devices);
     Ok((decide(policy, found, &config)?, config))
 }
 

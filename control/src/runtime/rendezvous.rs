@@ -6,7 +6,8 @@
 //! - **D1** A task has one number here for its name. Another incarnation under that name is its next life: whatever waits
 //!   for the earlier one fails.
 
-use super::transports::{Identity, Neighbours, Opened, TransportsError, open};
+use super::pinning::Binding;
+use super::transports::{Identity, Opened, TransportsError, open};
 use crate::random::{incarnation, token};
 use crate::settings::Settings;
 use prost::Message;
@@ -133,9 +134,10 @@ impl TaskRendezvous {
         let life = incarnation();
         // Any number that no other process has will do; both halves of a random one are used up.
         let number = (life.0 >> 32) as u32 ^ life.0 as u32;
-        let here = Neighbours { all_local, ..Neighbours::default() };
         let failed = |source| OpenError::Transports { name: name.clone(), source };
-        let transport = match open(Identity { number, token, life }, here, settings).map_err(failed)? {
+        let transport = match open(Identity { number, token, life }, all_local, &Binding::default(), settings)
+            .map_err(failed)?
+        {
             Opened::Endpoint(endpoint) => endpoint,
             Opened::Unusable(unusable, _) => return Err(failed(unusable.into())),
         };

@@ -16,8 +16,9 @@ use super::coordinator::serve_cluster;
 use super::eager::Eager;
 use super::master::cluster::ClusterTask;
 use super::master::{Master, MasterConfig};
+use super::pinning::Binding;
 use super::rendezvous::{OpenError, TaskOptions, TaskRendezvous};
-use super::transports::{Identity, Neighbours, Opened, open};
+use super::transports::{Identity, Opened, open};
 use super::worker::collectives::OpenEndpoint;
 use super::worker::{DataPlane, Traffic, Worker, WorkerConfig};
 use crate::core::master::MasterError;
@@ -171,8 +172,9 @@ fn open_endpoint(name: String, all_local: bool, settings: Settings) -> OpenEndpo
         // Any number that no other process has will do; both halves of a random one are used up.
         let number = (life.0 >> 32) as u32 ^ life.0 as u32;
         let identity = Identity { number, token: token(GROUP_GREETING, secret), life };
-        let here = Neighbours { all_local, ..Neighbours::default() };
-        let transport = match open(identity, here, &settings).map_err(|error| error.to_string())? {
+        let transport = match open(identity, all_local, &Binding::default(), &settings)
+            .map_err(|error| error.to_string())?
+        {
             Opened::Endpoint(transport) => transport,
             Opened::Unusable(unusable, _) => return Err(unusable.to_string()),
         };

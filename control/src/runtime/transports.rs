@@ -1,7 +1,7 @@
 //! The data plane's transports, as the settings want them.
 
+use super::pinning::Binding;
 use super::rdma::{self, Lack, Plan, RDMA, RdmaUnusable};
-use crate::launch::{Launch, Launcher};
 use crate::settings::{CongestionControl, IoDriver, NameList, Settings};
 use ringway_dataplane::fabric::interface::{self, Choice, NoInterface, Picked, ReadError};
 use ringway_dataplane::fabric::route::{Offers, Withheld, write_offers};
@@ -10,7 +10,7 @@ use ringway_dataplane::rdma::RdmaTransport;
 use ringway_dataplane::shm::{self, ShmTransport};
 use ringway_dataplane::transport::{Address, Transport};
 use ringway_dataplane::uring::{Bind, Config, Congestion, DriverChoice, OpenError, TcpTransport};
-use ringway_topology::{Incarnation, LocalRank};
+use ringway_topology::Incarnation;
 use std::time::Duration;
 
 /// Names in `RINGWAY_NET`: shared memory, TCP, and its two drivers.
@@ -58,30 +58,6 @@ pub(super) struct Identity {
     pub(super) life: Incarnation,
 }
 
-/// What is known of the job's other processes on this host.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Neighbours {
-    /// This process's number among them.
-    pub(super) local_rank: Option<LocalRank>,
-    /// How many they are.
-    pub(super) local_size: Option<u32>,
-    /// Whether all processes of the job are known to be on this host.
-    pub(super) all_local: bool,
-    /// Whether `ringway run` started them, which leaves it to them where they run.
-    pub(super) by_ringway: bool,
-}
-
-impl From<&Launch> for Neighbours {
-    fn from(launch: &Launch) -> Neighbours {
-        Neighbours {
-            local_rank: launch.local_rank,
-            local_size: launch.local_size,
-            all_local: launch.local_size == Some(launch.world_size),
-            by_ringway: launch.found_by == Launcher::Ringway,
-        }
-    }
-}
-
 /// The interfaces and addresses that the settings choose. `all_local`: all ranks are known to be on this host.
 ///
 /// # Errors
@@ -108,9 +84,15 @@ impl Opened {
     }
 }
 
-/// Opens the transports, and makes one endpoint of them.
-pub(super) fn open(me: Identity, here: Neighbours, settings: &Settings) -> Result<Opened, TransportsError> {
-    let (rdma, without) = match open_rdma(me, here, settings) {
+/// Opens the transports, and makes one endpoint of them. `all_local`: all processes of the job are known to be on this
+/// host.
+pub(super) fn open(
+    me: Identity,
+    all_local: bool,
+    binding: &Binding,
+    settings: &Settings,
+) -> Result<Opened, TransportsError> {
+    let (rdma, without) = match open_rdma(me, binding, settings) {
         Ok(Ok(transport)) => (Some(transport), None),
         Ok(Err(lack)) => (None, Some(lack)),
         Err(unusable) => {
@@ -123,7 +105,7 @@ pub(super) fn open(me: Identity, here: Neighbours, settings: &Settings) -> Resul
         Ok(transport) => (Some(transport), None),
         Err(lack) => (None, Some(lack)),
     };
-    let tcp = open_tcp(me, here, settings)?;
+    let tcp = open_tcp(me, all_local, settings)?;
     let has_tcp = tcp.is_some();
     let mut ways: Vec<(&str, Box<dyn Transport>, Policy)> = Vec::new();
     ways.extend(shm.map(|transport| (SHM, transport, settings.shm_policy())));
@@ -166,10 +148,10 @@ fn apology(unusable: &RdmaUnusable) -> Address {
 /// RDMA, or why this rank goes without it.
 fn open_rdma(
     me: Identity,
-    here: Neighbours,
+    binding: &Binding,
     settings: &Settings,
 ) -> Result<Result<Box<dyn Transport>, Lack>, RdmaUnusable> {
-    let (choice, wanted) = match rdma::plan(settings, here)? {
+    let (choice, wanted) = match rdma::plan(settings, binding)? {
         (Plan::Open(choice), config) => (choice, config),
         (Plan::Without(lack), _) => return Ok(Err(lack)),
     };
@@ -191,11 +173,11 @@ fn open_rdma(
 /// TCP, unless the settings leave none of its drivers.
 fn open_tcp(
     me: Identity,
-    here: Neighbours,
+    all_local: bool,
     settings: &Settings,
 ) -> Result<Option<Box<dyn Transport>>, TransportsError> {
     let Some(driver) = driver(settings) else { return Ok(None) };
-    let picked = interfaces(settings, here.all_local)?.picked;
+    let picked = interfaces(settings, all_local)?.picked;
     Ok(Some(Box::new(TcpTransport::new(config(me, picked, driver, settings))?)))
 }
 

@@ -4,15 +4,15 @@
 //! are there. Connections are made later, by the data plane, when they are needed.
 
 use super::abort::Bridge;
+use super::card::{self, CardError};
 use super::coordinator::start_coordinator;
-use super::pinning::{PinningError, pin};
+use super::pinning::{Binding, PinningError};
 use super::report::{self, Me};
+use super::site::{self, TopologyFileError};
 use super::transports::{Identity, Opened, TransportsError, open};
 use crate::launch::{Launch, RANK_JOB};
 use crate::random::{incarnation, token};
-use crate::rpc::client::{
-    self, Agent, AgentConfig, AgentError, Alarm, GroupMember, GroupRequest, GroupTable, Process,
-};
+use crate::rpc::client::{self, Agent, AgentConfig, AgentError, Alarm, GroupMember, GroupRequest, Process};
 use crate::rpc::serve::{ServeError, Server};
 use crate::settings::{NameList, Settings};
 use crate::window::WindowConfig;
@@ -20,7 +20,7 @@ use ringway_collectives::engine::{self, CollectiveError, Communicator, EngineOpt
 use ringway_collectives::schedule::Algorithm;
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::{HugePages, Pool, pool};
-use ringway_dataplane::transport::{Address, ConnectError, Peer};
+use ringway_dataplane::transport::{ConnectError, Peer};
 use ringway_topology::TaskId;
 use ringway_topology::host::{DiscoverError, host_id};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -92,6 +92,26 @@ pub enum JoinError {
         host: String,
         /// What is wrong.
         source: ConnectError,
+    },
+    /// A peer's card cannot be read.
+    #[error("rank {rank} cannot read what rank {peer} on host {host} tells of itself: {source}")]
+    Card {
+        /// This rank.
+        rank: u32,
+        /// The other.
+        peer: u32,
+        /// Its host.
+        host: String,
+        /// What is wrong.
+        source: CardError,
+    },
+    /// The file of the network's switches is of no use.
+    #[error("rank {rank}: {source}")]
+    Topology {
+        /// This rank.
+        rank: u32,
+        /// What is wrong.
+        source: TopologyFileError,
     },
     /// This rank's threads could not be bound as asked.
     #[error("rank {rank}: {source}")]
@@ -232,7 +252,13 @@ fn enter(
 ) -> Result<(Communicator, Vec<GroupMember>, Arc<Bridge>), JoinError> {
     let rank = me.number;
     let failed = |source| JoinError::Transports { rank, source };
-    let opened = open(me, launch.into(), settings).map_err(failed)?;
+    let pinning = |source| JoinError::Pin { rank, source };
+    let binding = Binding::plan(settings, launch.into()).map_err(pinning)?;
+    let all_local = launch.local_size == Some(launch.world_size);
+    let host = host_id().map_err(|source| JoinError::Host { rank, source })?;
+    let site = site::site(&binding, &host, launch, settings)
+        .map_err(|source| JoinError::Topology { rank, source })?;
+    let opened = open(me, all_local, &binding, settings).map_err(failed)?;
     if let Opened::Unusable(unusable, _) = &opened {
         // Said at once, in case the others never come; the rank ends by it when they have heard why.
         tracing::error!("rank {rank}: {unusable}");
@@ -243,7 +269,7 @@ fn enter(
             group: launch.job_id.clone(),
             rank: Some(rank),
             size: launch.world_size,
-            addresses: opened.address().0,
+            addresses: card::write(&site, &opened.address()),
             timeout: settings.join_timeout,
             hosts_coordinator: launch.coordinator.i_host,
         })
@@ -252,17 +278,38 @@ fn enter(
         Opened::Endpoint(endpoint) => endpoint,
         Opened::Unusable(unusable, _) => return Err(failed(unusable.into())),
     };
-    for member in table.members.iter().filter(|m| m.rank != rank) {
-        transport.connect(Peer(member.rank), &Address(member.addresses.clone())).map_err(|source| {
-            JoinError::Connect { rank, peer: member.rank, host: member.process.host.to_string(), source }
+    let mut group = GroupInfo { id: WORLD_GROUP, my_rank: rank, members: Vec::new() };
+    for member in &table.members {
+        let host = member.process.host.name();
+        let (site, address) = card::read(&member.addresses).map_err(|source| JoinError::Card {
+            rank,
+            peer: member.rank,
+            host: host.to_owned(),
+            source,
         })?;
+        if member.rank != rank {
+            transport.connect(Peer(member.rank), &address).map_err(|source| JoinError::Connect {
+                rank,
+                peer: member.rank,
+                host: host.to_owned(),
+                source,
+            })?;
+        }
+        group.members.push(Member {
+            peer: Peer(member.rank),
+            host: host.to_owned(),
+            pid: member.process.pid,
+            incarnation: member.process.incarnation.0,
+            site,
+        });
     }
     let bridge = Arc::new(Bridge::default());
     let mut options = options(settings, algorithm);
     options.on_failure = Some(bridge.on_failure());
     options.write_down = report::write_down(settings, Me::new(launch, agent.process().clone()));
-    let comm = Communicator::new(transport, group(&table, rank), options)?;
-    pin(&settings.pin, launch).map_err(|source| JoinError::Pin { rank, source })?;
+    options.on_progress_thread = binding.on_progress_thread();
+    let comm = Communicator::new(transport, group, options)?;
+    binding.bind(&settings.pin).map_err(pinning)?;
     Ok((comm, table.members, bridge))
 }
 
@@ -287,16 +334,6 @@ fn coordinator(launch: &Launch, settings: &Settings) -> Result<(Option<Server>, 
         .map_err(|source| JoinError::Serve { rank, source, advice: place.when_taken() })?;
     let address = server.local_addr().to_string();
     Ok((Some(server), address))
-}
-
-fn group(table: &GroupTable, my_rank: u32) -> GroupInfo {
-    let member = |m: &GroupMember| Member {
-        peer: Peer(m.rank),
-        host: m.process.host.name().to_owned(),
-        pid: m.process.pid,
-        incarnation: m.process.incarnation.0,
-    };
-    GroupInfo { id: WORLD_GROUP, my_rank, members: table.members.iter().map(member).collect() }
 }
 
 /// The one algorithm that the settings force, if they do.

@@ -22,6 +22,7 @@ use std::time::Duration;
 use ringway_dataplane::fabric::Policy;
 use ringway_dataplane::fabric::interface::{self, Filter};
 use ringway_dataplane::rdma::RdmaConfig;
+use ringway_topology::model::place::Threads;
 
 pub use status::StatusSettings;
 use table::{Kind, Setting, TABLE};
@@ -87,6 +88,14 @@ pub struct Settings {
     pub spin: Option<Duration>,
     /// `RINGWAY_PIN`.
     pub pin: Pin,
+    /// `RINGWAY_PIN_THREADS`.
+    pub pin_threads: Threads,
+    /// `RINGWAY_PIN_PROGRESS`.
+    pub pin_progress: Pin,
+    /// `RINGWAY_PIN_ACCELERATORS`.
+    pub pin_accelerators: bool,
+    /// `RINGWAY_TOPOLOGY_FILE`.
+    pub topology_file: Option<String>,
     /// `RINGWAY_HUGE_PAGES`: whether to ask for them.
     pub huge_pages: bool,
     /// `RINGWAY_HEARTBEAT_TIMEOUT_MS`.
@@ -300,6 +309,13 @@ impl Settings {
             check: values.switch("RINGWAY_CHECK"),
             spin: values.number("RINGWAY_SPIN_US").map(Duration::from_micros),
             pin: values.pin("RINGWAY_PIN"),
+            pin_threads: match values.word("RINGWAY_PIN_THREADS") {
+                Some("one") => Threads::OnePerCore,
+                _ => Threads::All,
+            },
+            pin_progress: values.pin("RINGWAY_PIN_PROGRESS"),
+            pin_accelerators: values.switch("RINGWAY_PIN_ACCELERATORS"),
+            topology_file: values.text("RINGWAY_TOPOLOGY_FILE"),
             huge_pages: values.word("RINGWAY_HUGE_PAGES") != Some("off"),
             heartbeat_timeout: values.millis("RINGWAY_HEARTBEAT_TIMEOUT_MS"),
             failover_timeout: values.millis("RINGWAY_FAILOVER_TIMEOUT_MS"),
@@ -551,7 +567,7 @@ mod tests {
             found,
             [
                 "RINGWAY_ALGO=rings is not allowed: give auto, or a list out of ring, tree, doubling, halving, \
-                 direct, chain, scatterallgather, dissemination separated by commas (best first), or ^ and a list to leave out",
+                 direct, chain, scatterallgather, dissemination, leaders, lanes separated by commas (best first), or ^ and a list to leave out",
                 "RINGWAY_JOB_ID=(empty) is not allowed: give any text that is not empty",
                 "RINGWAY_SLICE_BYTES=64 is not allowed: give auto, or a whole number from 4096 to 1073741824 bytes \
                  (K, M and G mean powers of 1024)",

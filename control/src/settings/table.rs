@@ -110,8 +110,18 @@ pub const MAX_WORLD_SIZE: u64 = 1 << 20;
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// The algorithms of the collectives, in lower case.
-const ALGORITHMS: &[&str] =
-    &["ring", "tree", "doubling", "halving", "direct", "chain", "scatterallgather", "dissemination"];
+const ALGORITHMS: &[&str] = &[
+    "ring",
+    "tree",
+    "doubling",
+    "halving",
+    "direct",
+    "chain",
+    "scatterallgather",
+    "dissemination",
+    "leaders",
+    "lanes",
+];
 
 const fn row(
     name: &'static str,
@@ -382,6 +392,38 @@ pub const TABLE: &[Setting] = &[
         "Which processors the thread that joins, and those it starts later, run on: spread gives each local rank its \
          share of those that it may use, auto does so under ringway run while each rank has a core, a list names \
          them, off leaves it to the launcher and the system.",
+    ),
+    row(
+        "RINGWAY_PIN_THREADS",
+        Kind::OneOf(&["all", "one"]),
+        Some("all"),
+        "",
+        "Which hardware threads of its cores a rank is bound to where ranks are spread: all, or one of each core.",
+    ),
+    row(
+        "RINGWAY_PIN_PROGRESS",
+        Kind::Cpus,
+        Some("auto"),
+        "",
+        "Where the thread runs that moves started calls on: auto takes a core beside the rank's network device and off the \
+         rank's other threads, where ranks are spread and the share has four cores or more; off leaves it with the \
+         others, a list names processors for it.",
+    ),
+    row(
+        "RINGWAY_PIN_ACCELERATORS",
+        Kind::Switch,
+        Some("on"),
+        "",
+        "Where ranks are spread and the host has as many accelerators as ranks, or more: local rank i belongs to the i-th \
+         of them in the order of PCI addresses, and takes the processors, memory and RDMA device nearest to it.",
+    ),
+    row(
+        "RINGWAY_TOPOLOGY_FILE",
+        Kind::Text,
+        None,
+        "",
+        "A file that tells which hosts hang at which switch, in the form of Slurm's topology.conf: rings and trees visit \
+         ranks rack by rack. Unset, Slurm's own variables tell where its topology plugin is on.",
     ),
     row(
         "RINGWAY_HUGE_PAGES",

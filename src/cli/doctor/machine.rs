@@ -2,21 +2,23 @@
 
 use super::report::Section;
 use super::size;
+use ringway_control::runtime::pinning::request;
+use ringway_control::settings::Settings;
 use ringway_topology::host::{self, cgroup, pin};
 use ringway_topology::model::machine::Machine;
-use ringway_topology::model::place::{Request, place};
+use ringway_topology::model::place::place;
 
 /// How many ranks the placement is shown for at most, where nobody asks for a number.
 const RANKS_SHOWN: u32 = 8;
 
 /// Processors and limits, devices, and the placement of `ranks` ranks.
-pub(super) fn sections(ranks: Option<u32>) -> Vec<Section> {
+pub(super) fn sections(ranks: Option<u32>, settings: &Settings) -> Vec<Section> {
     let mut cores = Section::new("Processors");
     limits(&mut cores);
     match host::discover() {
         Ok(machine) => {
             processors(&mut cores, &machine);
-            let placed = placement(&machine, ranks);
+            let placed = placement(&machine, ranks, settings);
             vec![cores, devices(&machine), placed]
         }
         Err(error) => {
@@ -76,7 +78,7 @@ fn devices(machine: &Machine) -> Section {
     section
 }
 
-fn placement(machine: &Machine, ranks: Option<u32>) -> Section {
+fn placement(machine: &Machine, ranks: Option<u32>, settings: &Settings) -> Section {
     let mut section = Section::new("Where ranks would go");
     let parts = machine.parts();
     let cores = parts.cores.iter().filter(|core| !core.cpus.and(&parts.allowed).is_empty()).count();
@@ -87,7 +89,7 @@ fn placement(machine: &Machine, ranks: Option<u32>) -> Section {
     );
     let usable = u32::try_from(machine.parts().allowed.len()).unwrap_or(u32::MAX);
     let ranks = ranks.unwrap_or_else(|| usable.clamp(1, RANKS_SHOWN));
-    match place(machine, &Request::plain(machine, ranks)) {
+    match place(machine, &request(machine, ranks, settings)) {
         Ok(placements) => {
             for placement in placements {
                 let node = placement.node.map_or(String::new(), |node| format!(", memory node {node}"));
@@ -96,7 +98,7 @@ fn placement(machine: &Machine, ranks: Option<u32>) -> Section {
                 section.noted(
                     format!("local rank {}", placement.rank.0),
                     format!("CPUs {}{node}, nearest interfaces: {nics}", placement.cpus),
-                    placement.reason,
+                    placement.reason(),
                 );
             }
         }

@@ -73,7 +73,7 @@ fn look(args: &Args, given: &Result<Settings, ringway_control::settings::Setting
     sections.extend([network::interfaces(&in_force), network::congestion(&in_force)]);
     sections.extend([rdma::section(&in_force), shm::section(&in_force)]);
     sections.extend([kernel::io_uring(&in_force), kernel::memory(&in_force)]);
-    sections.extend(machine::sections(args.ranks));
+    sections.extend(machine::sections(args.ranks, &in_force));
     let uname = rustix::system::uname();
     Report {
         version: env!("CARGO_PKG_VERSION"),

@@ -106,12 +106,12 @@ fn parts(topology: &Topology, source: Source) -> Result<Parts, DiscoverError> {
         parts.packages.push(Package { index: index(object)?, cpus: cpu_set(object.cpuset())? });
     }
     for object in topology.objects_with_type(ObjectType::Core) {
-        parts.cores.push(Core { cpus: cpu_set(object.cpuset())? });
+        parts.cores.push(Core::of(cpu_set(object.cpuset())?));
     }
     if parts.cores.is_empty() {
         // A description may leave cores out; then a hardware thread is as much of a core as is known.
         for cpu in parts.cpus.clone().iter() {
-            parts.cores.push(Core { cpus: CpuSet::of([cpu])? });
+            parts.cores.push(Core::of(CpuSet::of([cpu])?));
         }
     }
     for object in topology.objects_with_type(ObjectType::NUMANode) {
@@ -153,4 +153,43 @@ fn node_distances(topology: &Topology, nodes: &[NumaNode]) -> Result<Vec<Vec<u32
         nodes.iter().map(|to| u32::try_from(*values.get(from * side + place.get(&to.index)?)?).ok()).collect()
     };
     Ok(nodes.iter().map(row).collect::<Option<_>>().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::from_xml;
+    use crate::model::export::to_xml;
+
+    /// Other programs read what is exported: libhwloc finds the same cores, caches, nodes and distances in it.
+    #[test]
+    fn libhwloc_reads_what_is_exported() {
+        for text in [
+            include_str!("../../shapes/dgx-a100.xml"),
+            include_str!("../../shapes/grace-hopper.xml"),
+            include_str!("../../shapes/laptop.xml"),
+            include_str!("../../shapes/cloud-vm.xml"),
+        ] {
+            let ours = from_xml(text).unwrap();
+            let builder = TopologyBuilder::new().from_xml(&to_xml(&ours)).unwrap();
+            let theirs = parts(&builder.build().unwrap(), Source::Hwloc).unwrap();
+            let ours = ours.parts();
+            let sorted = |sets: Vec<&CpuSet>| {
+                let mut lists: Vec<String> = sets.into_iter().map(ToString::to_string).collect();
+                lists.sort();
+                lists
+            };
+            let cores = |parts: &Parts| sorted(parts.cores.iter().map(|core| &core.cpus).collect());
+            let caches = |parts: &Parts| sorted(parts.caches.iter().map(|cache| &cache.cpus).collect());
+            assert_eq!((cores(&theirs), caches(&theirs)), (cores(ours), caches(ours)), "{}", ours.name);
+            assert_eq!((&theirs.cpus, &theirs.packages), (&ours.cpus, &ours.packages), "{}", ours.name);
+            let nodes = |parts: &Parts| {
+                parts.nodes.iter().map(|node| (node.index, node.memory_bytes)).collect::<Vec<_>>()
+            };
+            let (mut theirs_nodes, mut ours_nodes) = (nodes(&theirs), nodes(ours));
+            theirs_nodes.sort_unstable();
+            ours_nodes.sort_unstable();
+            assert_eq!(theirs_nodes, ours_nodes, "{}", ours.name);
+        }
+    }
 }

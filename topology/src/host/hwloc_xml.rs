@@ -8,9 +8,10 @@ use std::str::FromStr;
 use super::DiscoverError;
 use super::xml::{self, Element, XmlError};
 use crate::model::cpuset::CpuSet;
+use crate::model::export::{kind_word, state_word};
 use crate::model::ids::clip;
 use crate::model::machine::{
-    Cache, Core, Gpu, IbPort, InfiniBand, LinkState, Nic, NicKind, NumaNode, Package, Parts, Source,
+    Cache, Core, Gpu, IbLink, IbPort, InfiniBand, LinkState, Nic, NicKind, NumaNode, Package, Parts, Source,
 };
 use crate::model::pci::{PciAddress, PciDevice};
 
@@ -80,7 +81,7 @@ impl Walk {
             "Package" => {
                 self.parts.packages.push(Package { index: required(object, "os_index")?, cpus: cpus()? })
             }
-            "Core" => self.parts.cores.push(Core { cpus: cpus()? }),
+            "Core" => self.parts.cores.push(Core::of(cpus()?)),
             "PU" => {
                 let own = cpus()?;
                 if own.len() != 1 || self.threads.meets(&own) {
@@ -135,27 +136,25 @@ impl Walk {
         const OPEN_FABRICS: u32 = 3;
         const CO_PROCESSOR: u32 = 5;
         let Some(name) = object.attribute("name").map(str::to_owned) else { return Ok(()) };
-        let (pci, node) = (place.pci, None);
+        let pci = place.pci;
         match (required::<u32>(object, "osdev_type")?, pci) {
             (NETWORK, _) => self.parts.nics.push(Nic {
                 name,
-                kind: NicKind::Physical,
+                kind: noted(object, "RingwayKind", &KINDS, kind_word)?.unwrap_or(NicKind::Physical),
                 pci,
-                node,
-                state: LinkState::Unknown,
-                speed_mbps: None,
-                mtu_bytes: None,
-                master: None,
+                node: noted_number(object, "RingwayNode")?,
+                state: noted(object, "RingwayState", &STATES, state_word)?.unwrap_or(LinkState::Unknown),
+                speed_mbps: noted_number(object, "RingwaySpeedMbps")?,
+                mtu_bytes: noted_number(object, "RingwayMtuBytes")?,
+                master: info(object, "RingwayMaster").map(str::to_owned),
             }),
-            (OPEN_FABRICS, _) => {
-                self.parts.infiniband.push(InfiniBand {
-                    name,
-                    pci,
-                    node,
-                    ports: ports(object),
-                    nics: Vec::new(),
-                });
-            }
+            (OPEN_FABRICS, _) => self.parts.infiniband.push(InfiniBand {
+                name,
+                pci,
+                node: noted_number(object, "RingwayNode")?,
+                ports: ports(object)?,
+                nics: infos(object, "RingwayNic").map(str::to_owned).collect(),
+            }),
             (CO_PROCESSOR, Some(pci)) => {
                 self.accelerators.entry(pci).or_insert(name);
             }
@@ -173,10 +172,13 @@ impl Walk {
         }
         if parts.cores.is_empty() {
             // A description may leave cores out; then a hardware thread is as much of a core as is known.
-            let single = |cpu| CpuSet::of([cpu]).map(|cpus| Core { cpus });
+            let single = |cpu| CpuSet::of([cpu]).map(Core::of);
             let cores: Result<_, _> = parts.cpus.iter().map(single).collect();
             parts.cores = cores.map_err(|error| wrong(machine, error.to_string()))?;
         }
+        parts.set_speeds(&speeds(document)?);
+        // In the order of the slots, as devices of a live machine are.
+        parts.pci.sort_by_key(|device| device.address);
         let mut node_at = HashMap::new();
         for device in &mut parts.pci {
             let node = parts.nodes.iter().find(|node| device.cpus.inside(&node.cpus));
@@ -184,10 +186,10 @@ impl Walk {
             node_at.insert(device.address, device.node);
         }
         let node_of = |pci: Option<PciAddress>| pci.and_then(|pci| node_at.get(&pci).copied().flatten());
-        for nic in &mut parts.nics {
+        for nic in parts.nics.iter_mut().filter(|nic| nic.pci.is_some()) {
             nic.node = node_of(nic.pci);
         }
-        for device in &mut parts.infiniband {
+        for device in parts.infiniband.iter_mut().filter(|device| device.pci.is_some()) {
             device.node = node_of(device.pci);
             let own = parts.nics.iter().filter(|nic| nic.pci.is_some() && nic.pci == device.pci);
             device.nics = own.map(|nic| nic.name.clone()).collect();
@@ -213,9 +215,41 @@ fn is_object(element: &Element, kind: &str) -> bool {
     element.name == "object" && element.attribute("type") == Some(kind)
 }
 
+fn infos<'e>(object: &'e Element, name: &str) -> impl Iterator<Item = &'e str> {
+    let infos = object.children.iter().filter(|child| child.name == "info");
+    infos.filter(move |info| info.attribute("name") == Some(name)).filter_map(|info| info.attribute("value"))
+}
+
 fn info<'e>(object: &'e Element, name: &str) -> Option<&'e str> {
-    let mut infos = object.children.iter().filter(|child| child.name == "info");
-    infos.find(|info| info.attribute("name") == Some(name))?.attribute("value")
+    infos(object, name).next()
+}
+
+const KINDS: [NicKind; 7] = [
+    NicKind::Physical,
+    NicKind::Loopback,
+    NicKind::Veth,
+    NicKind::Bridge,
+    NicKind::Bond,
+    NicKind::Stacked,
+    NicKind::Virtual,
+];
+const STATES: [LinkState; 3] = [LinkState::Up, LinkState::Down, LinkState::Unknown];
+
+/// A note that holds one of our own words.
+fn noted<T: Copy>(
+    object: &Element,
+    name: &str,
+    known: &[T],
+    word: impl Fn(T) -> &'static str,
+) -> Result<Option<T>, XmlError> {
+    let Some(text) = info(object, name) else { return Ok(None) };
+    let found = known.iter().copied().find(|&one| word(one) == text);
+    found.map(Some).ok_or_else(|| wrong(object, format!("{name} cannot be {:?}", clip(text))))
+}
+
+fn noted_number(object: &Element, name: &str) -> Result<Option<u32>, XmlError> {
+    let Some(text) = info(object, name) else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| wrong(object, format!("{name} cannot be {:?}", clip(text))))
 }
 
 fn optional<T: FromStr>(object: &Element, name: &str) -> Result<Option<T>, XmlError> {
@@ -270,15 +304,43 @@ fn enter_bridge(object: &Element, place: &mut Place) -> Result<(), XmlError> {
     Ok(())
 }
 
-/// The ports of an RDMA device, from hwloc's notes `Port1State` and so on; state 4 is active.
-fn ports(object: &Element) -> Vec<IbPort> {
-    (1..=u8::MAX)
-        .map_while(|number| {
-            let active = info(object, &format!("Port{number}State"))? == "4";
-            let state = if active { LinkState::Up } else { LinkState::Down };
-            Some(IbPort { number, state, link: None, rate_gbps: None })
-        })
-        .collect()
+/// The ports of an RDMA device, from hwloc's notes `Port1State` and so on; state 4 is active, 0 none.
+fn ports(object: &Element) -> Result<Vec<IbPort>, XmlError> {
+    let mut ports = Vec::new();
+    for number in 1..=u8::MAX {
+        let Some(state) = info(object, &format!("Port{number}State")) else { break };
+        let state = match state {
+            "4" => LinkState::Up,
+            "0" => LinkState::Unknown,
+            _ => LinkState::Down,
+        };
+        let link = match info(object, &format!("RingwayPort{number}Link")) {
+            Some("InfiniBand") => Some(IbLink::InfiniBand),
+            Some("Ethernet") => Some(IbLink::Ethernet),
+            _ => None,
+        };
+        let rate_gbps = noted_number(object, &format!("RingwayPort{number}RateGbps"))?;
+        ports.push(IbPort { number, state, link, rate_gbps });
+    }
+    Ok(ports)
+}
+
+/// What each CPU can do relative to the others, from hwloc's notes on kinds of CPUs. Kinds that differ in frequency
+/// alone are left out, since the best cores of a kind may clock higher.
+fn speeds(document: &Element) -> Result<Vec<(u32, u64)>, XmlError> {
+    let mut speeds = Vec::new();
+    for kind in document.children.iter().filter(|child| child.name == "cpukind") {
+        let speed = match (info(kind, "CoreType"), info(kind, "LinuxCapacity")) {
+            (Some("IntelAtom"), _) => Some(50),
+            (Some("IntelCore"), _) => Some(100),
+            (_, Some(capacity)) => capacity.parse().ok(),
+            (_, None) => optional::<u64>(kind, "forced_efficiency")?,
+        };
+        if let Some(speed) = speed {
+            speeds.extend(required_set(kind, "cpuset")?.iter().map(|cpu| (cpu, speed)));
+        }
+    }
+    Ok(speeds)
 }
 
 /// A table of latencies between NUMA nodes, in the order of `nodes`; empty when it is of another kind or does

@@ -1,8 +1,7 @@
 //! How this machine is found out, what of it this process may use, and how threads and memory are bound to it.
 //!
-//! [`discover`] describes the machine in full: some milliseconds, once at start; [`discover_processors`] leaves out
-//! devices. Who only needs to know how many
-//! CPUs there are to run on asks [`pin::parallelism`] or [`pin::allowed_cpus`], which cost microseconds.
+//! [`discover`] describes the machine in full: some milliseconds, once at start; [`discover_quickly`] does without
+//! libhwloc. Who only needs to know how many CPUs there are to run on asks [`pin::parallelism`] or [`pin::allowed_cpus`], which cost microseconds.
 //!
 //! CPUs, caches and memory come from libhwloc (feature `hwloc`, on by default), or from sysfs when the program
 //! is built without it or libhwloc fails; [`Source`](crate::model::machine::Source) in the result says which.
@@ -44,22 +43,30 @@ pub fn discover() -> Result<Machine, DiscoverError> {
     finish(&tree, parts, Some(&allowed))
 }
 
-/// Describes processors and memory nodes alone, from the kernel's files: a small part of the time of [`discover`].
+/// Describes this machine as [`discover`] does, from the kernel's files alone: a small part of its time.
 ///
 /// # Errors
 /// When a file is missing or malformed, or the affinity mask cannot be read.
-pub fn discover_processors() -> Result<Machine, DiscoverError> {
-    let mut parts = sysfs::cpu_side(&Tree::new(Path::new("/")))?;
-    parts.allowed = parts.allowed.and(&pin::allowed_cpus()?);
-    Ok(Machine::new(parts)?)
+pub fn discover_quickly() -> Result<Machine, DiscoverError> {
+    let tree = Tree::new(Path::new("/"));
+    let parts = sysfs::cpu_side(&tree)?;
+    let allowed = pin::allowed_cpus()?;
+    finish(&tree, parts, Some(&allowed))
 }
 
 #[cfg(feature = "hwloc")]
 fn cpu_side(tree: &Tree) -> Result<Parts, DiscoverError> {
-    hwloc::this_machine().or_else(|error| {
-        tracing::warn!(%error, "libhwloc cannot describe this machine; reading sysfs instead");
-        sysfs::cpu_side(tree)
-    })
+    match hwloc::this_machine() {
+        Ok(mut parts) => {
+            // hwloc makes kinds of cores that differ by some percent in frequency alone.
+            sysfs::add_speeds(tree, &mut parts)?;
+            Ok(parts)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "libhwloc cannot describe this machine; reading sysfs instead");
+            sysfs::cpu_side(tree)
+        }
+    }
 }
 
 #[cfg(not(feature = "hwloc"))]

@@ -170,6 +170,40 @@ pub fn memory_policy() -> Result<Option<MemoryPolicy>, PinError> {
     })
 }
 
+/// The NUMA node that each page of `memory` is on, in order; none for a page that is not there yet, since nothing has
+/// touched it.
+///
+/// # Errors
+/// When the kernel refuses to tell.
+pub fn page_nodes(memory: &[u8]) -> Result<Vec<Option<u32>>, PinError> {
+    // SAFETY: sysconf reads no memory of this process.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let page = usize::try_from(page).unwrap_or(4096);
+    let begin = memory.as_ptr().addr() & !(page - 1);
+    let end = memory.as_ptr().addr() + memory.len();
+    let pages: Vec<usize> = (begin..end).step_by(page).collect();
+    let mut nodes = vec![0 as libc::c_int; pages.len()];
+    // SAFETY: the kernel reads `pages.len()` addresses, as wide as pointers, from `pages`, and writes as many ints to
+    // `nodes`; both are that long and owned by this frame. With no list of nodes it moves nothing, and it looks at no
+    // memory behind the addresses.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0 as libc::c_long,
+            pages.len(),
+            pages.as_ptr(),
+            std::ptr::null::<libc::c_int>(),
+            nodes.as_mut_ptr(),
+            0 as libc::c_long,
+        )
+    };
+    if result < 0 {
+        return Err(PinError::ReadMemory { source: io::Error::last_os_error() });
+    }
+    // Below zero stands an error number: no such page yet.
+    Ok(nodes.into_iter().map(|node| u32::try_from(node).ok()).collect())
+}
+
 /// A binding that cannot be made or read.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
@@ -212,8 +246,8 @@ pub enum PinError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The memory policy cannot be read.
-    #[error("the kernel does not tell this thread's memory policy: {source}")]
+    /// Neither the memory policy nor the place of pages can be read.
+    #[error("the kernel does not tell where this thread's memory comes from: {source}")]
     ReadMemory {
         /// What the kernel said.
         source: io::Error,

@@ -30,7 +30,28 @@ pub(super) fn cpu_side(tree: &Tree) -> Result<Parts, DiscoverError> {
         add_caches(tree, cpu, &mut parts)?;
     }
     add_nodes(tree, &mut parts)?;
+    add_speeds(tree, &mut parts)?;
     Ok(parts)
+}
+
+/// Which cores are slower, as the kernel tells: by capacity (arm64), or by naming both kinds (Intel's hybrids, whose
+/// kinds are known by the names of their counters).
+pub(super) fn add_speeds(tree: &Tree, parts: &mut Parts) -> Result<(), DiscoverError> {
+    let mut speeds = Vec::new();
+    for cpu in parts.cpus.iter() {
+        let path = format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
+        match tree.optional_parsed(&path)? {
+            Some(capacity) => speeds.push((cpu, capacity)),
+            // All CPUs have such a file, or none.
+            None => break,
+        }
+    }
+    for (name, speed) in [("cpu_core", 100), ("cpu_atom", 50)] {
+        let cpus: Option<CpuSet> = tree.optional_parsed(&format!("sys/devices/{name}/cpus"))?;
+        speeds.extend(cpus.unwrap_or_default().iter().map(|cpu| (cpu, speed)));
+    }
+    parts.set_speeds(&speeds);
+    Ok(())
 }
 
 /// The core and package of one CPU. A CPU without such files (some containers hide them) is a core by itself
@@ -55,7 +76,7 @@ fn add_topology(tree: &Tree, cpu: u32, parts: &mut Parts) -> Result<(), Discover
         );
     }
     if !parts.cores.iter().any(|known| known.cpus == core) {
-        parts.cores.push(Core { cpus: core });
+        parts.cores.push(Core::of(core));
     }
     let Some(package) = siblings("package_cpus_list", "core_siblings_list")? else { return Ok(()) };
     let package = package.and(&parts.cpus);

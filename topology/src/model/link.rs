@@ -2,7 +2,8 @@
 //!
 //! Distances are steps of a ladder, not numbers: what lies between two parts decides which of two choices is
 //! nearer, on every machine, without measuring. The steps between devices are those that NCCL and
-//! `nvidia-smi topo` name PIX or PXB ([`Distance::Switch`]), PHB ([`Distance::HostBridge`]), NODE and SYS.
+//! `nvidia-smi topo` name PIX ([`Distance::Switch`]), PXB ([`Distance::Switches`]), PHB ([`Distance::HostBridge`]),
+//! NODE and SYS.
 
 use std::fmt;
 
@@ -21,6 +22,8 @@ pub enum Distance {
     Cache,
     /// Devices below one PCI switch or root port: data between them does not reach the processor.
     Switch,
+    /// Devices below switches that hang together below one root port: as before, through more of them.
+    Switches,
     /// Devices below one host bridge.
     HostBridge,
     /// One NUMA node.
@@ -42,6 +45,7 @@ impl Distance {
             Distance::Core => "on the same core",
             Distance::Cache => "on the same cache",
             Distance::Switch => "behind the same PCI switch",
+            Distance::Switches => "behind PCI switches that hang together",
             Distance::HostBridge => "on the same host bridge",
             Distance::Node => "on the same NUMA node",
             Distance::Package => "in the same package, on another NUMA node",
@@ -127,15 +131,16 @@ fn same_node(machine: &Machine, a: u32, b: u32) -> bool {
     machine.node_of(a).map(|node| node.index) == machine.node_of(b).map(|node| node.index)
 }
 
+/// A switch is a bridge to its inner bus and one more to each device: two devices below it part at its last.
 fn between_devices(a: &PciDevice, b: &PciDevice) -> Option<Distance> {
-    if a.address.same_card(b.address) {
-        Some(Distance::Same)
-    } else if a.root == b.root && !a.bridges.is_empty() && a.bridges.first() == b.bridges.first() {
-        Some(Distance::Switch)
-    } else if a.root == b.root {
-        Some(Distance::HostBridge)
-    } else {
-        None
+    let shared = a.bridges.iter().zip(&b.bridges).take_while(|(a, b)| a == b).count();
+    let apart = a.bridges.len().max(b.bridges.len()) - shared;
+    match (a.root == b.root, shared, apart) {
+        _ if a.address.same_card(b.address) => Some(Distance::Same),
+        (true, 1.., 0 | 1) => Some(Distance::Switch),
+        (true, 1.., _) => Some(Distance::Switches),
+        (true, 0, _) => Some(Distance::HostBridge),
+        (false, ..) => None,
     }
 }
 

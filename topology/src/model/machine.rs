@@ -86,7 +86,21 @@ pub struct Cache {
 pub struct Core {
     /// Its hardware threads.
     pub cpus: CpuSet,
+    /// Whether it is of the slower kind, on a machine that has two (efficiency cores of a laptop, say).
+    pub slow: bool,
 }
+
+impl Core {
+    /// A core of the machine's only or quicker kind.
+    #[must_use]
+    pub const fn of(cpus: CpuSet) -> Core {
+        Core { cpus, slow: false }
+    }
+}
+
+/// Of the most that a core of a machine can do, the percentage below which another core of it counts as of a slower
+/// kind. Cores of one kind differ by some percent where the best of them may clock higher.
+pub(crate) const SLOW_BELOW_PERCENT: u64 = 75;
 
 /// Whether a link carries data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -229,6 +243,16 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// Marks slow cores, from what each CPU can do relative to the others, as far as that is known.
+    pub(crate) fn set_speeds(&mut self, speeds: &[(u32, u64)]) {
+        let most = speeds.iter().map(|(_, speed)| *speed).max().unwrap_or(0);
+        let slow = |speed: u64| speed.saturating_mul(100) < most.saturating_mul(SLOW_BELOW_PERCENT);
+        for core in &mut self.cores {
+            let own = speeds.iter().find(|(cpu, _)| core.cpus.contains(*cpu));
+            core.slow = own.is_some_and(|(_, speed)| slow(*speed));
+        }
+    }
+
     /// A machine's parts with only its name, source and CPUs, all of them allowed.
     #[must_use]
     pub fn bare(name: String, source: Source, cpus: CpuSet) -> Self {

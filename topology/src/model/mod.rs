@@ -2,10 +2,13 @@
 #![forbid(unsafe_code)]
 
 pub mod cpuset;
+mod draw;
+pub mod export;
 pub mod ids;
 pub mod link;
 pub mod machine;
 pub mod order;
 pub mod pci;
 pub mod place;
+pub mod plan;
 mod show;

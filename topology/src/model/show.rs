@@ -5,7 +5,8 @@
 use std::fmt;
 
 use super::cpuset::CpuSet;
-use super::machine::{Gpu, IbLink, InfiniBand, LinkState, Machine, Nic, NicKind, NumaNode};
+use super::export::kind_word;
+use super::machine::{Gpu, IbLink, InfiniBand, LinkState, Machine, Nic, NumaNode};
 
 /// A size in the largest binary unit that fits, to one decimal where needed.
 #[must_use]
@@ -120,7 +121,7 @@ impl Machine {
         write!(f, "{indent}other networks:")?;
         for nic in others {
             let down = if nic.state == LinkState::Down { ", down" } else { "" };
-            write!(f, " {} ({}{down})", nic.name, kind(nic.kind))?;
+            write!(f, " {} ({}{down})", nic.name, kind_word(nic.kind))?;
         }
         writeln!(f)
     }
@@ -164,7 +165,7 @@ impl fmt::Display for Shown<&InfiniBand> {
 
 impl fmt::Display for Shown<&Nic> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "network {} ({})", self.0.name, kind(self.0.kind))?;
+        write!(f, "network {} ({})", self.0.name, kind_word(self.0.kind))?;
         if let Some(pci) = self.0.pci {
             write!(f, " at {pci}")?;
         }
@@ -179,18 +180,6 @@ impl fmt::Display for Shown<&Nic> {
             write!(f, ", part of {master}")?;
         }
         Ok(())
-    }
-}
-
-fn kind(kind: NicKind) -> &'static str {
-    match kind {
-        NicKind::Physical => "device",
-        NicKind::Loopback => "loopback",
-        NicKind::Veth => "veth",
-        NicKind::Bridge => "bridge",
-        NicKind::Bond => "bond",
-        NicKind::Stacked => "stacked",
-        NicKind::Virtual => "virtual",
     }
 }
 

@@ -5,7 +5,7 @@ use crate::engine::error::CollectiveError;
 use crate::engine::options::EngineOptions;
 use crate::engine::plan::{Request, What};
 use crate::reduce::ReduceOp;
-use crate::schedule::{Collective, LinkCosts};
+use crate::schedule::{Collective, Costs, LinkCosts};
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::{Cause, CauseKind, LoopbackConfig, Peer};
 
@@ -145,7 +145,7 @@ fn mismatched_calls_are_errors_on_all_ranks_that_show_both_sides() {
 #[test]
 fn a_rank_that_would_cut_calls_differently_is_found_in_the_first_one() {
     let base = EngineOptions { slice_bytes: Some(256), ..EngineOptions::default() };
-    let costs = LinkCosts { latency_us: 3.5, ..base.costs };
+    let costs = Costs { between: LinkCosts { latency_us: 3.5, ..base.costs.between }, ..base.costs };
     let others = [
         EngineOptions { slices_in_flight: 1, ..base.clone() },
         EngineOptions { slice_bytes: Some(512), ..base.clone() },

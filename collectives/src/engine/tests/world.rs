@@ -8,6 +8,7 @@ use crate::engine::plan::Request;
 use crate::engine::run::Phase;
 use ringway_dataplane::memory::Region;
 use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer, Transport};
+use ringway_topology::model::order::Site;
 use std::time::{Duration, Instant};
 
 /// Turns without movement, of all ranks together, after which the clock goes on.
@@ -40,7 +41,9 @@ pub(super) struct World {
 pub(super) type Outcome = (Result<(), CollectiveError>, Vec<u8>, Vec<u8>);
 
 pub(super) fn member(rank: u32) -> Member {
-    Member { peer: Peer(rank), host: format!("h{rank}"), pid: 100 + rank, incarnation: 1 }
+    // Dealt out to two machines, so that algorithms visit the ranks in another order than their own.
+    let site = Site::on(format!("machine{}", rank % 2));
+    Member { peer: Peer(rank), host: format!("h{rank}"), pid: 100 + rank, incarnation: 1, site }
 }
 
 pub(super) fn info(id: u32, ranks: &[u32], my_rank: u32) -> GroupInfo {

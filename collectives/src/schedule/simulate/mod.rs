@@ -19,7 +19,7 @@ use super::algorithm::Collective;
 use super::step::{Rank, Schedule, Span, Step};
 use run::Run;
 
-pub use price::{Load, Network, Price, Resource, Workload, price};
+pub use price::{Load, Network, Place, Price, Resource, Workload, price};
 
 /// How the simulated engine posts steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

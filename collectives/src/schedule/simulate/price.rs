@@ -2,7 +2,7 @@
 //!
 //! The closed formulas of [`estimate`](crate::schedule::estimate) are what ranks choose by; this is what checks them,
 //! and what plans for machines of many hosts. A message passes its sender's port, between hosts also both hosts'
-//! interfaces, and its receiver's port. It holds each for `message_us` (ports only) and its bytes over the bandwidth,
+//! interfaces (and between switches the links that join those), and its receiver's port. It holds each for `message_us` (ports only) and its bytes over the bandwidth,
 //! and is on the next while still on the one before; `latency_us` passes on the way. It starts when both sides have
 //! posted it, and a port sends in the order of starts. A combine holds its rank's core, or where the link does not move
 //! bytes by itself, the receiving port, since the same core takes bytes in. Each rank runs several slices at once, each
@@ -19,21 +19,45 @@ use std::collections::{BinaryHeap, VecDeque};
 /// Steps of one rank and slice that are open at once.
 const AHEAD: usize = 16;
 
-/// The machine that a schedule is priced on: hosts of equally many neighbouring ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Where a rank is: on which host, by which of the network's interfaces it reaches others, and at which switch that hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The host, by any number.
+    pub host: u32,
+    /// Its interface, by a number that no other host's has. Ranks that share it share its bandwidth.
+    pub interface: u32,
+    /// The switch that the interface hangs at: the rack's, or the rail's.
+    pub switch: u32,
+}
+
+/// The machine that a schedule is priced on.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// Ranks on each host; the last host may have fewer. At least 1.
-    pub ranks_per_host: u32,
+    /// By rank.
+    pub places: Vec<Place>,
     /// Links between ranks of one host.
     pub inside: LinkCosts,
-    /// Links between hosts; the bandwidth is that of a host's one interface, shared by its ranks.
+    /// Links between hosts; the bandwidth is that of an interface.
     pub between: LinkCosts,
+    /// Bandwidth of each direction of the link that joins a switch with all others, in bytes per microsecond. Infinite
+    /// where the network blocks nothing.
+    pub uplink_bytes_per_us: f64,
 }
 
 impl Network {
     /// Every rank on a host of its own.
-    pub const fn flat(costs: LinkCosts) -> Network {
-        Network { ranks_per_host: 1, inside: costs, between: costs }
+    pub fn flat(ranks: u32, costs: LinkCosts) -> Network {
+        Network::hosts(ranks, 1, costs, costs)
+    }
+
+    /// Hosts of equally many neighbouring ranks (fewer on the last if need be) with one interface each, at one switch.
+    pub fn hosts(ranks: u32, ranks_per_host: u32, inside: LinkCosts, between: LinkCosts) -> Network {
+        let place = |rank: Rank| {
+            let host = rank / ranks_per_host.max(1);
+            Place { host, interface: host, switch: 0 }
+        };
+        let places = (0..ranks).map(place).collect();
+        Network { places, inside, between, uplink_bytes_per_us: f64::INFINITY }
     }
 }
 
@@ -57,10 +81,14 @@ pub enum Resource {
     Receive(Rank),
     /// The core that combines for a rank.
     Core(Rank),
-    /// Outward side of the interface of a host.
+    /// Outward side of an interface.
     HostOut(u32),
-    /// Inward side of the interface of a host.
+    /// Inward side of an interface.
     HostIn(u32),
+    /// From a switch to the others.
+    SwitchOut(u32),
+    /// From the other switches to one.
+    SwitchIn(u32),
 }
 
 /// How long a resource was in use.
@@ -90,8 +118,11 @@ impl Price {
     }
 }
 
-/// Simulates `schedule` as `collective` on `network`. The schedule should have passed [`verify`](super::verify);
+/// Simulates `schedule` as `collective` on `network`, which has a place for each of its ranks. The schedule should have passed [`verify`](super::verify);
 /// one that hangs is answered with [`Fault::Deadlock`].
+///
+/// # Panics
+/// When the network has fewer places than the schedule ranks.
 pub fn price<S: Schedule + ?Sized>(
     schedule: &S,
     collective: Collective,
@@ -152,6 +183,8 @@ struct Message {
 enum Hop {
     Send,
     HostOut,
+    SwitchOut,
+    SwitchIn,
     HostIn,
     Receive,
 }
@@ -196,7 +229,7 @@ impl Use {
 
 struct Clockwork<'a, S: ?Sized> {
     schedule: &'a S,
-    network: Network,
+    network: &'a Network,
     /// Bytes of a chunk in one slice.
     piece_bytes: f64,
     slices: u32,
@@ -210,6 +243,8 @@ struct Clockwork<'a, S: ?Sized> {
     core: Vec<Use>,
     host_out: Vec<Use>,
     host_in: Vec<Use>,
+    switch_out: Vec<Use>,
+    switch_in: Vec<Use>,
     events: BinaryHeap<Reverse<Event>>,
     events_made: u64,
     now: u64,
@@ -220,7 +255,7 @@ fn nanoseconds(us: f64) -> u64 {
 }
 
 impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
-    fn new(schedule: &'a S, collective: Collective, network: &Network, work: &Workload) -> Self {
+    fn new(schedule: &'a S, collective: Collective, network: &'a Network, work: &Workload) -> Self {
         let ranks = schedule.ranks();
         let parts = match collective {
             Collective::AllToAll => schedule.chunks() / 2,
@@ -230,10 +265,12 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         let chunk_bytes = bytes as f64 / f64::from(parts);
         let slices = ((chunk_bytes / work.slice_bytes.max(1) as f64).ceil() as u32).max(1);
         let per_rank = || vec![Use::default(); ranks as usize];
-        let hosts = ranks.div_ceil(network.ranks_per_host.max(1)) as usize;
+        let most =
+            |of: fn(&Place) -> u32| network.places.iter().map(of).max().map_or(0, |most| most as usize + 1);
+        let (interfaces, switches) = (most(|place| place.interface), most(|place| place.switch));
         Clockwork {
             schedule,
-            network: *network,
+            network,
             piece_bytes: chunk_bytes / f64::from(slices),
             slices,
             in_flight: work.slices_in_flight.max(1),
@@ -243,8 +280,10 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             send: per_rank(),
             receive: per_rank(),
             core: per_rank(),
-            host_out: vec![Use::default(); hosts],
-            host_in: vec![Use::default(); hosts],
+            host_out: vec![Use::default(); interfaces],
+            host_in: vec![Use::default(); interfaces],
+            switch_out: vec![Use::default(); switches],
+            switch_in: vec![Use::default(); switches],
             events: BinaryHeap::new(),
             events_made: 0,
             now: 0,
@@ -385,11 +424,13 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         // The sender may be past its step when the last bytes arrive; the receiver is at its own.
         let step = self.programs[self.at(slice, to)].step(taken);
         let bytes = self.bytes(step.span());
-        let (out, into) = (from / self.network.ranks_per_host, to / self.network.ranks_per_host);
-        let far = out != into;
+        let (out, into) = (self.network.places[from as usize], self.network.places[to as usize]);
+        let far = out.host != into.host;
+        let across = out.switch != into.switch;
         let costs = if far { self.network.between } else { self.network.inside };
         let latency = nanoseconds(costs.latency_us);
         let wire = nanoseconds(bytes / costs.bytes_per_us);
+        let uplink = nanoseconds(bytes / self.network.uplink_bytes_per_us);
         let port = nanoseconds(costs.message_us) + wire;
         match hop {
             Hop::Send => {
@@ -399,18 +440,30 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
                 self.event(start + later, None, slice, What::Reaches(message, next));
             }
             Hop::HostOut => {
-                let start = self.host_out[out as usize].hold(self.now, wire, bytes);
-                self.event(start + latency, None, slice, What::Reaches(message, Hop::HostIn));
+                let start = self.host_out[out.interface as usize].hold(self.now, wire, bytes);
+                let (next, later) = if across { (Hop::SwitchOut, 0) } else { (Hop::HostIn, latency) };
+                self.event(start + later, None, slice, What::Reaches(message, next));
+            }
+            Hop::SwitchOut => {
+                let start = self.switch_out[out.switch as usize].hold(self.now, uplink, bytes);
+                self.event(start + latency, None, slice, What::Reaches(message, Hop::SwitchIn));
+            }
+            Hop::SwitchIn => {
+                let start = self.switch_in[into.switch as usize].hold(self.now, uplink, bytes);
+                self.event(start, None, slice, What::Reaches(message, Hop::HostIn));
             }
             Hop::HostIn => {
-                let start = self.host_in[into as usize].hold(self.now, wire, bytes);
+                let start = self.host_in[into.interface as usize].hold(self.now, wire, bytes);
                 self.event(start, None, slice, What::Reaches(message, Hop::Receive));
             }
             Hop::Receive => {
+                // What a narrower link lets through arrives no sooner than its last byte.
+                let slowest = if far && across { port.max(uplink) } else { port };
                 let start = self.receive[to as usize].hold(self.now, port, bytes);
+                let end = (start + port).max(self.now + slowest);
                 let reduces = matches!(step, Step::Reduce { .. });
                 let state = if reduces { State::Arrived } else { State::Done };
-                self.moved(start + port, slice, to, taken, state);
+                self.moved(end, slice, to, taken, state);
             }
         }
     }
@@ -442,12 +495,14 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
 
     fn price(&self) -> Price {
         type Kind = fn(u32) -> Resource;
-        let kinds: [(&[Use], Kind); 5] = [
+        let kinds: [(&[Use], Kind); 7] = [
             (&self.send, Resource::Send),
             (&self.receive, Resource::Receive),
             (&self.core, Resource::Core),
             (&self.host_out, Resource::HostOut),
             (&self.host_in, Resource::HostIn),
+            (&self.switch_out, Resource::SwitchOut),
+            (&self.switch_in, Resource::SwitchIn),
         ];
         let mut loads = Vec::new();
         for (uses, kind) in kinds {

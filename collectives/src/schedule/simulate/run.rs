@@ -336,7 +336,7 @@ impl<'a, S: Schedule + ?Sized> Run<'a, S> {
         let open = &mut program.open[place];
         open.state = State::Done;
         let (span, payload) = (open.step.span(), std::mem::take(&mut open.scratch));
-        if open.step.incoming_is_left(rank) {
+        if self.schedule.incoming_is_left(rank, &open.step) {
             self.write(rank, span, payload, |old, new| Value::combine(new, old));
         } else {
             self.write(rank, span, payload, Value::combine);

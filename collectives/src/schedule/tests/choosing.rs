@@ -14,6 +14,18 @@ const RDMA: LinkCosts = LinkCosts {
 
 const COSTS: [LinkCosts; 3] = [LinkCosts::TCP_LOOPBACK, LinkCosts::SHARED_MEMORY, RDMA];
 
+/// The choice for ranks of one host.
+fn choose(
+    collective: Collective,
+    ranks: u32,
+    bytes: u64,
+    costs: &LinkCosts,
+    forced: Option<Algorithm>,
+) -> Option<Choice> {
+    let group = Arrangement::together(ranks);
+    super::super::choose(collective, &group, bytes, &Costs::from(*costs), forced)
+}
+
 fn simulated_us(
     collective: Collective,
     algorithm: Algorithm,
@@ -24,7 +36,7 @@ fn simulated_us(
     let slice_bytes = estimate(collective, algorithm, ranks, bytes, costs).unwrap().slice_bytes;
     let schedule = AnySchedule::new(collective, algorithm, ranks, 0).unwrap();
     let work = Workload { bytes, slice_bytes, slices_in_flight: 8 };
-    price(&schedule, collective, &Network::flat(*costs), &work).unwrap().time_us
+    price(&schedule, collective, &Network::flat(ranks, *costs), &work).unwrap().time_us
 }
 
 #[test]
@@ -126,7 +138,7 @@ fn a_forced_algorithm_is_taken_where_it_exists_and_named_where_not() {
     assert_eq!((choice.algorithm, choice.why), (Algorithm::Ring, Why::Forced));
     let choice = forced(Collective::ReduceScatter, 3, Algorithm::Halving);
     assert_eq!(choice.why, Why::ForcedMissing(Algorithm::Halving));
-    assert!(choice.schedule(Collective::ReduceScatter, 3, 0).is_some());
+    assert!(choice.schedule(Collective::ReduceScatter, &Arrangement::together(3), 0).is_some());
     assert!(choice.why.to_string().contains("Halving was asked for and does not exist here"));
     let choice = choose(Collective::Barrier, 3, 0, &costs, None).unwrap();
     assert_eq!((choice.algorithm, choice.why), (Algorithm::Dissemination, Why::Only));
@@ -139,7 +151,8 @@ fn a_ring_of_one_slice_takes_the_time_of_the_formula() {
     let costs = LinkCosts { reduce_bytes_per_us: 6_000.0, ..RDMA };
     let (ranks, bytes) = (4u32, 12_000_000u64);
     let work = Workload { bytes, slice_bytes: bytes, slices_in_flight: 1 };
-    let found = price(&RingAllReduce { ranks }, Collective::AllReduce, &Network::flat(costs), &work).unwrap();
+    let found =
+        price(&RingAllReduce { ranks }, Collective::AllReduce, &Network::flat(ranks, costs), &work).unwrap();
     let wanted = 6.0 * (1.7 + 3e6 / 12_000.0) + 3.0 * 3e6 / 6_000.0;
     assert!((found.time_us - wanted).abs() < 0.01, "{} for {wanted}", found.time_us);
     for rank in 0..ranks {
@@ -156,7 +169,7 @@ fn slices_fill_a_chain() {
     let time = |slice_bytes| {
         let work = Workload { bytes: 16 << 20, slice_bytes, slices_in_flight: 4 };
         let schedule = ChainBroadcast { ranks: 8, root: 3 };
-        price(&schedule, Collective::Broadcast, &Network::flat(RDMA), &work).unwrap().time_us
+        price(&schedule, Collective::Broadcast, &Network::flat(8, RDMA), &work).unwrap().time_us
     };
     let wire = (16 << 20) as f64 / RDMA.bytes_per_us;
     assert!(time(16 << 20) > 7.0 * wire);
@@ -166,7 +179,7 @@ fn slices_fill_a_chain() {
 #[test]
 fn ranks_of_a_host_share_its_interface() {
     let inside = LinkCosts { bytes_per_us: 100_000.0, ..LinkCosts::SHARED_MEMORY };
-    let network = Network { ranks_per_host: 4, inside, between: RDMA };
+    let network = Network::hosts(8, 4, inside, RDMA);
     let work = Workload { bytes: 8_000_000, slice_bytes: 8_000_000, slices_in_flight: 1 };
     let loads = |schedule: AnySchedule| {
         let found = price(&schedule, Collective::AllReduce, &network, &work).unwrap();
@@ -195,7 +208,7 @@ fn a_schedule_that_hangs_has_no_price() {
         }
     }
     let work = Workload { bytes: 8, slice_bytes: 8, slices_in_flight: 1 };
-    let found = price(&Stuck, Collective::AllReduce, &Network::flat(RDMA), &work);
+    let found = price(&Stuck, Collective::AllReduce, &Network::flat(2, RDMA), &work);
     let step = Step::Recv { from: 1, span: Span::one(0) };
     assert_eq!(found, Err(Fault::Deadlock { rank: 0, index: 0, step, stuck: 2 }));
 }

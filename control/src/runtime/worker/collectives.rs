@@ -21,6 +21,7 @@ use ringway_proto::ringway::v1::DataPlaneTask;
 use ringway_proto::tensorflow as wire;
 use ringway_proto::tensorflow::DataType;
 use ringway_proto::tensorflow::error::Code;
+use ringway_topology::model::order::Site;
 use tokio::sync::Notify;
 
 use super::Worker;
@@ -426,6 +427,7 @@ impl Driver {
             }
             members.push(Member {
                 peer: Peer(rank),
+                site: Site::on(task.host.as_str()),
                 host: task.host,
                 pid: task.pid,
                 incarnation: task.incarnation,

@@ -31,6 +31,8 @@ pub struct RdmaConfig {
     pub pinned_limit_bytes: u64,
     /// NUMA node on which the rank runs: ports near it come first.
     pub near_node: Option<u32>,
+    /// Devices next to the rank's accelerator: they come first, whatever the node. Empty where it has none.
+    pub near_devices: Vec<String>,
     /// Memory that must be lockable for RDMA to be of use, in bytes.
     pub min_locked_bytes: u64,
 }
@@ -64,6 +66,7 @@ impl Default for RdmaConfig {
             retry_count: DEFAULT_RETRY_COUNT,
             pinned_limit_bytes: PINNED_LIMIT_BYTES,
             near_node: None,
+            near_devices: Vec::new(),
             min_locked_bytes: MIN_LOCKED_BYTES,
         }
     }

@@ -1,7 +1,7 @@
 //! The rails of this side: which ports and which of their GIDs, and why (R3, R5).
 //!
 //! Ports that are named by `RINGWAY_IB_HCA`, or all. Of those that work, the fastest are used together, the ones near
-//! the rank's NUMA node before others: one message is striped over them, so a slower one would hold the others up. A
+//! the rank's accelerator or NUMA node before others: one message is striped over them, so a slower one would hold the others up. A
 //! port's link-local GIDs count only where it has no other that may be used.
 
 use std::cmp::Reverse;
@@ -288,6 +288,7 @@ fn refused(port: &Port, config: &RdmaConfig) -> Vec<String> {
 fn narrow(rails: &mut Vec<Rail>, verdicts: &mut [Verdict], config: &RdmaConfig) {
     let named = config.hca.as_ref().is_some_and(|hca| !hca.excludes());
     let is_far = |rail: &Rail| match (config.near_node, rail.numa_node) {
+        _ if !config.near_devices.is_empty() => !config.near_devices.contains(&rail.device),
         (Some(rank), Some(device)) => rank != device,
         _ => false,
     };
@@ -323,6 +324,7 @@ fn praise(rail: &Rail, named: bool, far: bool, config: &RdmaConfig) -> String {
     let why = match &config.hca {
         Some(hca) if named => format!("RINGWAY_IB_HCA={hca} names it"),
         _ if far => "the fastest, though none is near the rank".to_owned(),
+        _ if !config.near_devices.is_empty() => "the fastest next to the rank's accelerator".to_owned(),
         _ if config.near_node.is_some() && rail.numa_node.is_some() => "the fastest near the rank".to_owned(),
         _ => "the fastest that works".to_owned(),
     };
