@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ringway_control::core::coordination::CoordinatorConfig;
 use ringway_control::core::status::{Look, RankReport};
-use ringway_control::rpc::client::status::{LookError, Question, look};
+use ringway_control::rpc::client::status::{LookError, Place, Question, look};
 use ringway_control::rpc::client::{Agent, AgentConfig, Process};
 use ringway_control::rpc::serve::{Server, ServerConfig};
 use ringway_control::window::{Heading, WindowConfig, socket};
@@ -46,7 +46,7 @@ fn agent(server: &Server, index: u32) -> Agent {
 
 fn ask(server: &Server, patience: Duration) -> Look {
     let question = Question { ranks: true, flight: false, patience };
-    look(&server.local_addr().to_string(), question).unwrap()
+    look(&Place::Address(server.local_addr().to_string()), question).unwrap()
 }
 
 fn connected(look: &Look) -> usize {
@@ -117,11 +117,11 @@ fn who_is_no_coordination_service_is_said() {
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
     let question = Question { ranks: false, flight: false, patience: Duration::from_millis(100) };
-    let error = look(&address, question).unwrap_err();
+    let error = look(&Place::Address(address), question).unwrap_err();
     assert!(matches!(error, LookError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("connection refused"), "{error}");
     assert!(matches!(
-        look("not an address", question),
+        look(&Place::Address("not an address".to_owned()), question),
         Err(LookError::Address { .. } | LookError::Unreachable { .. })
     ));
 }
@@ -203,7 +203,14 @@ fn a_service_shows_itself_on_its_socket_while_it_lives() {
     let heading = Heading::parse(text.lines().next().unwrap()).unwrap();
     assert_eq!((&*heading.job, &*heading.coordinator), ("a job", &*server.local_addr().to_string()));
     assert!(text.contains("2 of 2 tasks connected"), "{text}");
+    // Beside it is one for programs.
+    let calls = path.with_extension("grpc");
+    let question = Question { ranks: true, flight: false, patience: PATIENCE };
+    let seen = look(&Place::Socket(calls.clone()), question).unwrap();
+    assert_eq!((connected(&seen), seen.reports.len()), (2, 2), "{seen:?}");
     drop(agents);
     drop(server);
-    assert!(!path.exists());
+    assert!(!path.exists() && !calls.exists());
+    let error = look(&Place::Socket(calls), question).unwrap_err();
+    assert!(matches!(error, LookError::Unreachable { .. }), "{error}");
 }

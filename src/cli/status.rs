@@ -16,7 +16,7 @@ use clap::value_parser;
 use find::FindError;
 use records::RecordsError;
 use ringway_control::core::status::{Look, text};
-use ringway_control::rpc::client::status::{LookError, Question, look};
+use ringway_control::rpc::client::status::{LookError, Place, Question, look};
 use ringway_control::settings::{Settings, SettingsError};
 
 /// Default of `--timeout-ms`.
@@ -97,22 +97,22 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, StatusError> {
         return Ok(ExitCode::SUCCESS);
     }
     let settings = Settings::from_env()?;
-    let address = match &args.coordinator {
-        Some(given) => given.clone(),
+    let place = match &args.coordinator {
+        Some(given) => Place::Address(given.clone()),
         None => find::coordinator(&settings, args.job.as_deref())?,
     };
     let flight = args.dump.is_some() || args.perfetto.is_some();
     let question = Question { ranks: true, flight, patience: Duration::from_millis(args.timeout_ms) };
     if flight {
-        return collect(args, &settings, look(&address, question)?);
+        return collect(args, &settings, look(&place, question)?);
     }
     let Some(every_s) = args.watch else {
-        show(args.json, "", &look(&address, question)?)?;
+        show(args.json, "", &look(&place, question)?)?;
         return Ok(ExitCode::SUCCESS);
     };
     let clear = if io::stdout().is_terminal() && !args.json { CLEAR } else { "" };
     loop {
-        show(args.json, clear, &look(&address, question)?)?;
+        show(args.json, clear, &look(&place, question)?)?;
         std::thread::sleep(Duration::from_secs(every_s));
     }
 }

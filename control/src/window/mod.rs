@@ -90,7 +90,7 @@ pub async fn open(config: WindowConfig, coordinator: String, text: Page, numbers
     let heading = heading(&config, &coordinator);
     let socket = async {
         let Some(dir) = &config.socket_dir else { return };
-        match socket::Socket::bind(dir, &config.name) {
+        match socket::Socket::bind(dir, &config.name, socket::SUFFIX) {
             Ok(socket) => socket.serve(&heading, &text).await,
             Err(error) => tracing::warn!("no status socket: {error}"),
         }

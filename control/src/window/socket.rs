@@ -1,5 +1,6 @@
 //! The status socket: a local stream that says how the process is to whoever connects, and closes. For people
-//! (`nc -U FILE`) and for `ringway status`, which finds jobs by it.
+//! (`nc -U FILE`) and for `ringway status`, which finds jobs by it. Beside that of a coordination service there is one that
+//! speaks gRPC, so that `ringway status` needs none of the job's credentials on its own host.
 //!
 //! - **K1** The folder is this user's own and nobody else's (mode 0700), and so is the socket (mode 0600).
 //! - **K2** The file goes with the process. What a process left that was killed is removed by the next one: a file is taken
@@ -17,8 +18,10 @@ use tokio::time::timeout;
 
 use super::Page;
 
-/// What the names of sockets end with.
+/// What the names of sockets that say text end with.
 pub const SUFFIX: &str = ".sock";
+/// What the names of sockets that speak gRPC end with.
+pub const CALL_SUFFIX: &str = ".grpc";
 /// One who connects is answered within this time, or not.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// Pause after the system refused to hand out a connection.
@@ -52,15 +55,19 @@ pub enum SocketError {
 #[derive(Debug)]
 pub struct Socket {
     listener: UnixListener,
-    path: PathBuf,
+    file: SocketFile,
 }
+
+/// A socket's file, until it is dropped.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
 
 impl Socket {
     /// Listens in a folder, which is made if it is missing, after removing what processes left that are gone (K2).
     ///
     /// # Errors
     /// [`SocketError`].
-    pub fn bind(dir: &Path, name: &str) -> Result<Socket, SocketError> {
+    pub fn bind(dir: &Path, name: &str, suffix: &str) -> Result<Socket, SocketError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| SocketError::System { path, source }
@@ -74,21 +81,26 @@ impl Socket {
             return Err(SocketError::Folder { path: dir.to_owned() });
         }
         sweep(dir);
-        let path = dir.join(format!("{name}-{}{SUFFIX}", std::process::id()));
+        let path = dir.join(format!("{name}-{}{suffix}", std::process::id()));
         // Of an earlier process with this number, or of an earlier job of this one.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(failed(&path))?;
-        let socket = Socket { listener, path };
+        let file = SocketFile(path);
         // Nobody else enters the folder meanwhile (K1).
-        std::fs::set_permissions(&socket.path, std::fs::Permissions::from_mode(0o600))
-            .map_err(failed(&socket.path))?;
-        Ok(socket)
+        std::fs::set_permissions(&file.0, std::fs::Permissions::from_mode(0o600)).map_err(failed(&file.0))?;
+        Ok(Socket { listener, file })
     }
 
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.0
+    }
+
+    /// The listener, and what removes its file.
+    #[must_use]
+    pub fn into_parts(self) -> (UnixListener, SocketFile) {
+        (self.listener, self.file)
     }
 
     /// Answers one after the other, for ever.
@@ -112,18 +124,25 @@ async fn answer(mut stream: UnixStream, heading: &str, page: &Page) -> io::Resul
     stream.shutdown().await
 }
 
-impl Drop for Socket {
+impl Drop for SocketFile {
     fn drop(&mut self) {
         // Gone already is as good.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// The sockets of a folder, by name.
+/// The sockets of a folder that say text, by name.
 ///
 /// # Errors
 /// When the folder cannot be read.
 pub fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = all(dir)?;
+    found.retain(|path| path.to_str().is_some_and(|path| path.ends_with(SUFFIX)));
+    Ok(found)
+}
+
+/// All sockets of a folder, by name.
+fn all(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
@@ -137,13 +156,14 @@ pub fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// The process number in a socket's name.
 fn process_of(path: &Path) -> Option<Pid> {
-    let (_, pid) = path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.rsplit_once('-')?;
+    let name = path.file_name()?.to_str()?;
+    let (_, pid) = name.strip_suffix(SUFFIX).or_else(|| name.strip_suffix(CALL_SUFFIX))?.rsplit_once('-')?;
     Pid::from_raw(pid.parse().ok()?)
 }
 
 /// K2
 fn sweep(dir: &Path) {
-    for path in list(dir).unwrap_or_default() {
+    for path in all(dir).unwrap_or_default() {
         let gone =
             process_of(&path).is_some_and(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
         // In another container the number may be another's: then somebody answers.
@@ -190,7 +210,7 @@ mod tests {
         let folder = Folder::new("told");
         let runtime = runtime();
         let within = runtime.enter();
-        let socket = Socket::bind(&folder.0, "rank0").unwrap();
+        let socket = Socket::bind(&folder.0, "rank0", SUFFIX).unwrap();
         let path = socket.path().to_owned();
         // K1
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
@@ -225,7 +245,7 @@ mod tests {
         std::fs::write(&other, "mine").unwrap();
         let runtime = runtime();
         let _within = runtime.enter();
-        let socket = Socket::bind(&folder.0, "rank0").unwrap();
+        let socket = Socket::bind(&folder.0, "rank0", SUFFIX).unwrap();
         assert!(!left.exists() && elsewhere.exists() && other.exists() && socket.path().exists());
         drop(listens);
     }
@@ -238,7 +258,7 @@ mod tests {
         std::fs::set_permissions(&folder.0, std::fs::Permissions::from_mode(0o755)).unwrap();
         let runtime = runtime();
         let _within = runtime.enter();
-        let error = Socket::bind(&folder.0, "rank0").unwrap_err();
+        let error = Socket::bind(&folder.0, "rank0", SUFFIX).unwrap_err();
         assert!(matches!(error, SocketError::Folder { .. }), "{error}");
     }
 }

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ringway_control::rpc::client::status::Place;
 use ringway_control::settings::Settings;
 use ringway_control::window::{Heading, socket};
 
@@ -45,11 +46,11 @@ pub(crate) enum FindError {
     },
 }
 
-/// Where the coordination service is: as the settings say, or of the one job that runs on this host, or of the one whose
+/// Where to ask the coordination service: as the settings say, or of the one job that runs on this host, or of the one whose
 /// id begins with `job`.
-pub(super) fn coordinator(settings: &Settings, job: Option<&str>) -> Result<String, FindError> {
+pub(super) fn coordinator(settings: &Settings, job: Option<&str>) -> Result<Place, FindError> {
     if let (Some(address), None) = (&settings.coordinator, job) {
-        return Ok(address.to_string());
+        return Ok(Place::Address(address.to_string()));
     }
     let dir = settings.status.runtime_dir.clone();
     let mut jobs = jobs(&dir)?;
@@ -61,8 +62,8 @@ pub(super) fn coordinator(settings: &Settings, job: Option<&str>) -> Result<Stri
     jobs.into_values().next().ok_or(FindError::None { dir, named })
 }
 
-/// The jobs that answer here, each with its coordination service.
-fn jobs(dir: &Path) -> Result<BTreeMap<String, String>, FindError> {
+/// The jobs that answer here, each with where its coordination service is asked.
+fn jobs(dir: &Path) -> Result<BTreeMap<String, Place>, FindError> {
     let mut sockets = match socket::list(dir) {
         Ok(sockets) => sockets,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
@@ -78,7 +79,14 @@ fn jobs(dir: &Path) -> Result<BTreeMap<String, String>, FindError> {
             break;
         }
         if let Some(heading) = heading(&path) {
-            jobs.insert(heading.job, heading.coordinator);
+            // Where the service runs here, this user needs none of the job's credentials.
+            let calls = path.with_extension(&socket::CALL_SUFFIX[1..]);
+            let place = if is_rank(&path) || !calls.exists() {
+                Place::Address(heading.coordinator)
+            } else {
+                Place::Socket(calls)
+            };
+            jobs.insert(heading.job, place);
         }
     }
     Ok(jobs)

@@ -1,12 +1,16 @@
 //! Asking a coordination service how its job is: what `ringway status` does.
 
+use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
 use ringway_proto::ringway::v1 as wire;
 use ringway_proto::ringway::v1::look_response::What;
 use ringway_proto::ringway::v1::status_client::StatusClient;
-use tonic::transport::Channel;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::connect::{self, Sight};
@@ -17,6 +21,50 @@ use crate::rpc::MESSAGE_LIMIT_BYTES;
 
 /// Time that the service gets beyond what it gives the ranks.
 const MARGIN: Duration = Duration::from_secs(5);
+
+/// Where a coordination service is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At its port: "host:port".
+    Address(String),
+    /// At a socket of this host, which asks for nothing but the right to open it.
+    Socket(PathBuf),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Address(address) => f.write_str(address),
+            Place::Socket(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl Place {
+    /// A channel there. Must be made within a runtime.
+    fn channel(&self, sight: &Sight) -> Result<Channel, tonic::transport::Error> {
+        match self {
+            Place::Address(address) => connect::channel(address, sight),
+            Place::Socket(path) => {
+                let path = path.clone();
+                let connector = tower::service_fn(move |_| {
+                    let path = path.clone();
+                    async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+                });
+                Ok(Endpoint::from_static("http://status").connect_with_connector_lazy(connector))
+            }
+        }
+    }
+
+    /// Why nobody answers there.
+    fn unreachable(&self, why: String, sight: &Sight) -> LookError {
+        let why = match self {
+            Place::Address(_) => sight.last().to_string(),
+            Place::Socket(_) => why,
+        };
+        LookError::Unreachable { address: self.to_string(), why }
+    }
+}
 
 /// What is asked.
 #[derive(Clone, Copy, Debug)]
@@ -66,18 +114,17 @@ pub enum LookError {
     },
 }
 
-/// Asks the service at `address`, and through it the ranks. Blocks for the patience and a few seconds at most.
+/// Asks the service at `place`, and through it the ranks. Blocks for the patience and a few seconds at most.
 ///
 /// # Errors
 /// [`LookError`]. Ranks that do not answer are no error: the look names them.
-pub fn look(address: &str, question: Question) -> Result<Look, LookError> {
-    let address = address.to_owned();
+pub fn look(place: &Place, question: Question) -> Result<Look, LookError> {
+    let address = place.to_string();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|source| LookError::System { address: address.clone(), source })?;
     runtime.block_on(async {
         let sight = Sight::new();
-        let channel = connect::channel(&address, &sight)
-            .map_err(|_| LookError::Address { address: address.clone() })?;
+        let channel = place.channel(&sight).map_err(|_| LookError::Address { address: address.clone() })?;
         let limit = question.patience + MARGIN;
         match tokio::time::timeout(limit, ask(channel, question)).await {
             Ok(Ok(look)) => Ok(look),
@@ -86,10 +133,10 @@ pub fn look(address: &str, question: Question) -> Result<Look, LookError> {
                 why: "it is not ringway's, or of an earlier version".to_owned(),
             }),
             Ok(Err(status)) => Err(match link::failure(&status, &sight) {
-                Failure::Unreachable(_) => LookError::Unreachable { address, why: sight.last().to_string() },
+                Failure::Unreachable(why) => place.unreachable(why, &sight),
                 Failure::Refused(refusal) => LookError::Refused { address, why: refusal.to_string() },
             }),
-            Err(_) => Err(LookError::Unreachable { address, why: sight.last().to_string() }),
+            Err(_) => Err(place.unreachable("it takes connections and does not answer".to_owned(), &sight)),
         }
     })
 }

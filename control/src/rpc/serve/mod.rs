@@ -405,6 +405,7 @@ async fn serve(
             .accept_compressed(CompressionEncoding::Gzip);
     let status = StatusDesk::new(desk.clone(), config.incarnation);
     let (text, numbers) = status.pages();
+    tokio::spawn(status.clone().serve_locally(config.window.clone()));
     let status = StatusServer::new(status)
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);

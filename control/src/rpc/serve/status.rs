@@ -12,24 +12,27 @@ use std::time::Duration;
 
 use ringway_proto::ringway::v1 as wire;
 use ringway_proto::ringway::v1::look_response::What;
-use ringway_proto::ringway::v1::status_server::Status as StatusService;
+use ringway_proto::ringway::v1::status_server::{Status as StatusService, StatusServer};
 use ringway_topology::{Incarnation, TaskId};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::Stream;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
 
 use super::desk::{Desk, unexpected};
 use crate::core::coordination::request::{Reply, Request as Ask};
 use crate::core::status::{prometheus, text};
 use crate::rpc::convert;
-use crate::window::Page;
+use crate::window::socket::{CALL_SUFFIX, Socket};
+use crate::window::{Page, WindowConfig};
 
 /// Surveys under way at once.
 const SURVEYS_LIMIT: usize = 16;
 /// Reports of a survey that wait for its asker to read them; past that, ranks wait.
 const REPORTS_HELD: usize = 4;
+/// Calls that are open at once on one local connection.
+const LOCAL_STREAMS_LIMIT: u32 = 16;
 /// Tasks that each list of waits names.
 const NAMES: usize = 16;
 /// How long ranks have to answer, where the asker does not say.
@@ -140,6 +143,24 @@ impl StatusDesk {
                 }
             })
         })
+    }
+
+    /// Serves programs of this user on this host, who show no more than that they may open the socket.
+    pub(super) async fn serve_locally(self, window: WindowConfig) {
+        let Some(dir) = &window.socket_dir else { return };
+        let socket = match Socket::bind(dir, &window.name, CALL_SUFFIX) {
+            Ok(socket) => socket,
+            // The socket that says text has warned of the same.
+            Err(error) => return tracing::debug!(%error, "no status socket for calls"),
+        };
+        let (listener, _file) = socket.into_parts();
+        let served = tonic::transport::Server::builder()
+            .max_concurrent_streams(LOCAL_STREAMS_LIMIT)
+            .add_service(StatusServer::new(self))
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        if let Err(error) = served.await {
+            tracing::warn!(%error, "the status socket for calls ended");
+        }
     }
 
     /// Text for the socket, and numbers for Prometheus.
