@@ -1,6 +1,7 @@
-//! A task's remote eager over gRPC: what ends when its client does.
+//! Tasks' remote eager over gRPC: what ends when its client does, and functions over what several tasks have.
 #![forbid(unsafe_code)]
 
+use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use ringway_proto::tensorflow::eager as tf;
 use ringway_proto::tensorflow::eager::eager_service_client::EagerServiceClient;
 use ringway_proto::tensorflow::eager::operation::{Input, input};
 use ringway_proto::tensorflow::eager::queue_item::Item;
+use ringway_proto::tensorflow::worker_service_client::WorkerServiceClient;
 use ringway_proto::tensorflow::{AttrValue, DataType, NodeDef};
 use tonic::Code;
 use tonic::transport::Channel;
@@ -20,21 +22,64 @@ use tonic::transport::Channel;
 const FAR: Duration = Duration::from_secs(20);
 const ID: u64 = 7;
 
+const CPU: [&str; 2] =
+    ["/job:worker/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:1/device:CPU:0"];
+
 struct Rig {
-    _task: Task,
-    at: SocketAddr,
+    _tasks: Vec<Task>,
+    at: Vec<SocketAddr>,
 }
 
 impl Rig {
+    /// Two tasks of one cluster.
     fn new() -> Rig {
-        let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let cluster = Cluster::parse(&format!(r#"{{"worker": ["{at}"]}}"#)).unwrap();
+        let ports: Vec<TcpListener> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let at: Vec<_> = ports.iter().map(|port| port.local_addr().unwrap()).collect();
+        drop(ports);
+        let cluster = Cluster::parse(&format!(r#"{{"worker": ["{}", "{}"]}}"#, at[0], at[1])).unwrap();
         let settings = Settings::from_pairs([("RINGWAY_INTER_OP_THREADS", "2")]).unwrap();
-        Rig { _task: Task::serve(at, &cluster, ("worker", 0), &settings).unwrap(), at }
+        let serve =
+            |index: usize| Task::serve(at[index], &cluster, ("worker", index as u32), &settings).unwrap();
+        Rig { _tasks: (0..2).map(serve).collect(), at }
     }
 
+    /// A client of task 0.
     async fn client(&self) -> EagerServiceClient<Channel> {
-        EagerServiceClient::connect(format!("http://{}", self.at)).await.unwrap()
+        EagerServiceClient::connect(format!("http://{}", self.at[0])).await.unwrap()
+    }
+
+    async fn worker(&self, task: usize) -> WorkerServiceClient<Channel> {
+        WorkerServiceClient::connect(format!("http://{}", self.at[task])).await.unwrap()
+    }
+
+    /// Contexts of one client on both tasks, and the lives of their devices.
+    async fn contexts(&self) -> (Vec<EagerServiceClient<Channel>>, Vec<u64>) {
+        let mut devices = Vec::new();
+        for task in 0..2 {
+            let status = self.worker(task).await.get_status(wire::GetStatusRequest {}).await.unwrap();
+            devices.extend(status.into_inner().device_attributes);
+        }
+        let tasks = self.at.iter().enumerate().map(|(task, at)| (task as i32, at.to_string())).collect();
+        let job = wire::JobDef { name: "worker".into(), tasks };
+        let mut clients = Vec::new();
+        for (task, at) in self.at.iter().enumerate() {
+            let server_def = wire::ServerDef {
+                cluster: Some(wire::ClusterDef { job: vec![job.clone()] }),
+                job_name: "worker".into(),
+                task_index: task as i32,
+                ..Default::default()
+            };
+            let create = tf::CreateContextRequest {
+                context_id: ID,
+                server_def: Some(server_def),
+                cluster_device_attributes: devices.clone(),
+                ..Default::default()
+            };
+            let mut client = EagerServiceClient::connect(format!("http://{at}")).await.unwrap();
+            client.create_context(create).await.unwrap();
+            clients.push(client);
+        }
+        (clients, devices.iter().map(|device| device.incarnation).collect())
     }
 
     /// A context that holds a function, `endless`, which does not end.
@@ -52,12 +97,14 @@ impl Rig {
             let function_def = Some(function);
             Item::RegisterFunction(tf::RegisterFunctionOp { function_def, ..Default::default() })
         };
-        let pass = node("pass", "Identity", &[("T", boolean())]);
-        let types = Value::List(ListValue { r#type: vec![DataType::DtBool as i32], ..Default::default() });
-        let attrs = [("T", types), ("cond", callee("same")), ("body", callee("same"))];
-        let goes_round = node("loop", "While", &attrs);
-        let functions =
-            [function("same", pass, "pass:output:0"), function("endless", goes_round, "loop:output:0")];
+        let pass = node("pass", "Identity", &["x"], &[("T", boolean())]);
+        let attrs = [("T", types(&[DataType::DtBool])), ("cond", callee("same")), ("body", callee("same"))];
+        let goes_round = node("loop", "While", &["x"], &attrs);
+        let truth = [("x", DataType::DtBool)];
+        let functions = [
+            function("same", &truth, vec![pass], "pass:output:0", DataType::DtBool),
+            function("endless", &truth, vec![goes_round], "loop:output:0", DataType::DtBool),
+        ];
         client.enqueue(request(functions.map(register))).await.unwrap();
         client
     }
@@ -71,31 +118,73 @@ fn callee(name: &str) -> Value {
     Value::Func(wire::NameAttrList { name: name.into(), ..Default::default() })
 }
 
-fn node(name: &str, op: &str, attrs: &[(&str, Value)]) -> NodeDef {
-    let attr = |(name, value): &(&str, Value)| ((*name).to_owned(), AttrValue { value: Some(value.clone()) });
-    let attr = attrs.iter().map(attr).collect();
-    NodeDef { name: name.into(), op: op.into(), input: vec!["x".into()], attr, ..Default::default() }
+fn types(all: &[DataType]) -> Value {
+    let r#type = all.iter().map(|dtype| *dtype as i32).collect();
+    Value::List(ListValue { r#type, ..Default::default() })
 }
 
-/// A function of one truth value, `x`, that gives another.
-fn function(name: &str, node: NodeDef, gives: &str) -> wire::FunctionDef {
-    let port = |name: &str| wire::op_def::ArgDef {
-        name: name.into(),
-        r#type: DataType::DtBool as i32,
+fn attrs(all: &[(&str, Value)]) -> HashMap<String, AttrValue> {
+    let attr = |(name, value): &(&str, Value)| ((*name).to_owned(), AttrValue { value: Some(value.clone()) });
+    all.iter().map(attr).collect()
+}
+
+fn node(name: &str, op: &str, inputs: &[&str], given: &[(&str, Value)]) -> NodeDef {
+    let input = inputs.iter().map(|input| (*input).to_owned()).collect();
+    NodeDef { name: name.into(), op: op.into(), input, attr: attrs(given), ..Default::default() }
+}
+
+/// A function of these arguments that gives the value `from`.
+fn function(
+    name: &str,
+    takes: &[(&str, DataType)],
+    nodes: Vec<NodeDef>,
+    from: &str,
+    gives: DataType,
+) -> wire::FunctionDef {
+    let port = |(name, dtype): &(&str, DataType)| wire::op_def::ArgDef {
+        name: (*name).into(),
+        r#type: *dtype as i32,
         ..Default::default()
     };
     let signature = wire::OpDef {
         name: name.into(),
-        input_arg: vec![port("x")],
-        output_arg: vec![port("out")],
+        input_arg: takes.iter().map(port).collect(),
+        output_arg: vec![port(&("out", gives))],
         ..Default::default()
     };
     wire::FunctionDef {
         signature: Some(signature),
-        node_def: vec![node],
-        ret: [("out".to_owned(), gives.to_owned())].into(),
+        node_def: nodes,
+        ret: [("out".to_owned(), from.to_owned())].into(),
         ..Default::default()
     }
+}
+
+fn float(value: f32) -> input::Item {
+    let dtype = DataType::DtFloat as i32;
+    input::Item::Tensor(wire::TensorProto { dtype, float_val: vec![value], ..Default::default() })
+}
+
+/// The first result of an operation on task 0.
+fn result(op_id: i64, dtype: DataType) -> input::Item {
+    let device = CPU[0].to_owned();
+    input::Item::RemoteHandle(tf::RemoteTensorHandle {
+        op_id,
+        device,
+        dtype: dtype as i32,
+        ..Default::default()
+    })
+}
+
+fn operation(id: i64, name: &str, inputs: Vec<input::Item>, given: &[(&str, Value)]) -> Item {
+    Item::Operation(tf::Operation {
+        id,
+        name: name.into(),
+        is_function: name == "outer",
+        op_inputs: inputs.into_iter().map(|item| Input { item: Some(item) }).collect(),
+        attrs: attrs(given),
+        ..Default::default()
+    })
 }
 
 fn request(items: impl IntoIterator<Item = Item>) -> tf::EnqueueRequest {
@@ -186,4 +275,69 @@ async fn what_runs_for_a_client_ends_when_it_goes() {
     has_begun(&mut other, 11).await;
     drop((answers, requests, client));
     soon(other.wait_queue_done(done())).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_function_uses_a_variable_and_a_value_of_another_task() {
+    let rig = Rig::new();
+    let (mut clients, lives) = rig.contexts().await;
+    let (resource, number) = (DataType::DtResource, DataType::DtFloat);
+    let dtype = || ("dtype", Value::Type(number as i32));
+    let shape = ("shape", Value::Shape(wire::TensorShapeProto::default()));
+    let named = ("shared_name", Value::S(b"v".to_vec()));
+    let made = request([
+        operation(1, "VarHandleOp", vec![], &[dtype(), shape, named]),
+        operation(2, "AssignVariableOp", vec![result(1, resource), float(10.0)], &[dtype()]),
+        operation(3, "ReadVariableOp", vec![result(1, resource)], &[dtype()]),
+    ]);
+    clients[0].enqueue(made).await.unwrap();
+
+    // On task 1: v += x, and the product of both; called by another function.
+    let takes = [("v", resource), ("x", number)];
+    let adds = vec![
+        node("add", "AssignAddVariableOp", &["v", "x"], &[dtype()]),
+        node("read", "ReadVariableOp", &["v", "^add"], &[dtype()]),
+        node("product", "Mul", &["read:value:0", "x"], &[("T", Value::Type(number as i32))]),
+    ];
+    let call = [("Tin", types(&[resource, number])), ("Tout", types(&[number])), ("f", callee("inner"))];
+    let calls = vec![node("call", "StatefulPartitionedCall", &["v", "x"], &call)];
+    let functions = [
+        function("inner", &takes, adds, "product:z:0", number),
+        function("outer", &takes, calls, "call:output:0", number),
+    ];
+    let register = |function| {
+        let function_def = Some(function);
+        Item::RegisterFunction(tf::RegisterFunctionOp { function_def, ..Default::default() })
+    };
+    clients[1].enqueue(request(functions.map(register))).await.unwrap();
+    let text = |text: &str| Value::S(text.as_bytes().to_vec());
+    let mut reader = rig.worker(1).await;
+    for (id, x, expected) in [(5, float(3.0), 13.0 * 3.0), (7, result(3, number), 23.0 * 10.0)] {
+        let name = format!("out_{id}");
+        let edge = [
+            ("T", Value::Type(number as i32)),
+            ("tensor_name", text(&name)),
+            ("send_device", text(CPU[1])),
+            ("recv_device", text(CPU[0])),
+            ("send_device_incarnation", Value::I(lives[1] as i64)),
+        ];
+        let given = input::Item::RemoteHandle(tf::RemoteTensorHandle { op_id: id, ..Default::default() });
+        let run = request([
+            operation(id, "outer", vec![result(1, resource), x], &[]),
+            operation(id + 1, "_Send", vec![given], &edge),
+        ]);
+        soon(clients[1].enqueue(run)).await.unwrap();
+        let rendezvous_key = format!("{};{:016x};{};{name};0:0", CPU[1], lives[1], CPU[0]);
+        let ask = wire::RecvTensorRequest { step_id: ID as i64, rendezvous_key, ..Default::default() };
+        let tensor = soon(reader.recv_tensor(ask)).await.unwrap().into_inner().tensor.unwrap();
+        assert_eq!(f32::from_le_bytes(tensor.tensor_content[..].try_into().unwrap()), expected);
+    }
+
+    // What goes wrong there is said here, and leaves nothing behind that the next call could trip over.
+    let nowhere = request([operation(9, "outer", vec![result(77, resource), float(1.0)], &[])]);
+    let error = soon(clients[1].enqueue(nowhere)).await.unwrap_err();
+    assert_eq!(error.code(), Code::InvalidArgument);
+    assert!(error.message().contains("Op ID: 77"), "{error}");
+    let again = request([operation(11, "outer", vec![result(1, resource), float(1.0)], &[])]);
+    soon(clients[1].enqueue(again)).await.unwrap();
 }

@@ -44,20 +44,6 @@ pub enum EagerError {
         /// Which of its results.
         output: i32,
     },
-    /// A result of another task, as input of a function that is called here.
-    #[error(
-        "the result of op {op_id} is on {device}, and this is {here}: a function that is called on one task reads what \
-         is there. Call it without tf.device, and TensorFlow spreads it over the tasks of its inputs; or call it where \
-         its variables are"
-    )]
-    Elsewhere {
-        /// The operation.
-        op_id: i64,
-        /// Where its result is.
-        device: String,
-        /// This task.
-        here: String,
-    },
     /// Results under a number that has some.
     #[error("Op ID {op_id} has results already: give every operation of a context a number of its own")]
     Twice {
@@ -120,7 +106,6 @@ impl EagerError {
             EagerError::ContextExists { .. }
             | EagerError::View { .. }
             | EagerError::NoHandle { .. }
-            | EagerError::Elsewhere { .. }
             | EagerError::NoFunction { .. }
             | EagerError::NoDevice { .. }
             | EagerError::Malformed { .. } => Code::InvalidArgument,

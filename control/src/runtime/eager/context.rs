@@ -11,17 +11,19 @@ use ringway_proto::tensorflow::eager::{
     RunComponentFunctionResponse, SendTensorOp,
 };
 use ringway_proto::tensorflow::error::Code;
-use ringway_proto::tensorflow::{DeviceAttributes, ServerDef, TensorShapeProto};
+use ringway_proto::tensorflow::{DataType, DeviceAttributes, ServerDef, TensorShapeProto};
 use tokio::sync::watch;
 
 use super::ended;
 use super::operation::Operations;
+use super::owners::Owners;
 use crate::core::eager::{EagerError, Handle, Handles};
 use crate::core::graph::{DeviceName, Library};
 use crate::kernels::{OpError, Resources, Slot};
+use crate::runtime::worker::away::Away;
 use crate::runtime::worker::step::Received;
 use crate::runtime::worker::{Exchange, Functions, Program, Step, Worker};
-use crate::tensor::Tensor;
+use crate::tensor::{PartialShape, Tensor};
 
 /// Components of functions that one context may register.
 pub const COMPONENTS_LIMIT: usize = 1 << 16;
@@ -41,6 +43,7 @@ pub struct Context {
     /// This task's parts of functions over several tasks, each with the functions that it may call.
     components: Mutex<HashMap<String, Arc<Functions>>>,
     operations: Operations,
+    owners: Owners,
     /// How many things are being done.
     busy: watch::Sender<usize>,
     running: Mutex<Running>,
@@ -58,10 +61,13 @@ impl Context {
         let step_id = id as i64;
         let exchange = worker.exchange(step_id);
         learn(&worker, cluster);
+        let device_text: Arc<str> = device.to_string().into();
+        let owners = Owners::new(id, device_text.clone(), exchange.clone(), worker.clone());
         Context {
             step_id,
             exchange,
-            device_text: device.to_string().into(),
+            device_text,
+            owners,
             resources: Arc::new(Resources::new(&cluster.job_name)),
             device,
             worker,
@@ -88,6 +94,11 @@ impl Context {
 
     pub(super) fn set_cluster(&self, cluster: &ServerDef) {
         learn(&self.worker, cluster);
+    }
+
+    /// Learns which lives the devices of the client's cluster have.
+    pub(super) fn set_lives(&self, devices: &[DeviceAttributes]) {
+        self.owners.learn(devices);
     }
 
     /// Whoever still waits or computes in it fails, and its variables go.
@@ -198,33 +209,49 @@ impl Context {
         Err(EagerError::NoDevice { device: asked.to_owned(), available: self.device_text.to_string() })
     }
 
-    /// The error of an input that is on another task.
-    fn elsewhere(&self, handle: &RemoteTensorHandle) -> Option<EagerError> {
-        let device = DeviceName::parse(&handle.device)?;
-        let elsewhere = device.task_part() != self.device.task_part();
-        elsewhere.then(|| EagerError::Elsewhere {
-            op_id: handle.op_id,
-            device: handle.device.clone(),
-            here: self.device.task_part().to_string(),
-        })
+    /// What an operation takes: results of this context, values that came along, and what other tasks have. Values of those
+    /// are fetched; resources stay where they are.
+    async fn inputs(&self, operation: &Operation) -> Result<Vec<Tensor>, OpError> {
+        let mut inputs = Vec::with_capacity(operation.op_inputs.len());
+        for input in &operation.op_inputs {
+            inputs.push(match &input.item {
+                Some(Input::RemoteHandle(handle)) => {
+                    let here = Handle { op_id: handle.op_id, output: handle.output_num };
+                    let found = lock(&self.handles).get(here).cloned();
+                    match found {
+                        Ok(found) => found,
+                        Err(_) if self.is_elsewhere(handle) => self.away(handle).await?,
+                        Err(missing) => return Err(missing.into()),
+                    }
+                }
+                Some(Input::Tensor(tensor)) => Tensor::from_proto(tensor)?,
+                None => {
+                    let what = format!("{}: an input is neither a handle nor a tensor", operation.name);
+                    return Err(EagerError::Malformed { what }.into());
+                }
+            });
+        }
+        Ok(inputs)
     }
 
-    fn inputs(&self, operation: &Operation) -> Result<Vec<Tensor>, OpError> {
-        let handles = lock(&self.handles);
-        let input = |item: &Option<Input>| match item {
-            Some(Input::RemoteHandle(remote)) => {
-                let handle = Handle { op_id: remote.op_id, output: remote.output_num };
-                let found =
-                    handles.get(handle).map_err(|missing| self.elsewhere(remote).unwrap_or(missing))?;
-                Ok(found.clone())
-            }
-            Some(Input::Tensor(tensor)) => Ok(Tensor::from_proto(tensor)?),
-            None => Err(EagerError::Malformed {
-                what: format!("{}: an input is neither a handle nor a tensor", operation.name),
-            }
-            .into()),
-        };
-        operation.op_inputs.iter().map(|given| input(&given.item)).collect()
+    /// Whether a result is of another task.
+    fn is_elsewhere(&self, handle: &RemoteTensorHandle) -> bool {
+        let device = DeviceName::parse(&handle.device);
+        device.is_some_and(|device| !device.task_part().covers(&self.device))
+    }
+
+    async fn away(&self, handle: &RemoteTensorHandle) -> Result<Tensor, OpError> {
+        if handle.dtype != DataType::DtResource as i32 {
+            return self.owners.value(handle).await;
+        }
+        let mut holds = Vec::with_capacity(handle.resource_dtypes_and_shapes.len());
+        for held in &handle.resource_dtypes_and_shapes {
+            let dtype = DataType::try_from(held.dtype).unwrap_or_default();
+            let shape = held.shape.as_ref().map_or(Ok(PartialShape::unknown()), PartialShape::from_proto)?;
+            holds.push((dtype, shape));
+        }
+        let RemoteTensorHandle { device, op_id, output_num: output, .. } = handle.clone();
+        Ok(Away { device, op_id, output }.handle(holds))
     }
 
     /// The functions of the context or of the component that `name` is, if it is a function.
@@ -257,7 +284,7 @@ impl Context {
 
     async fn operation(&self, operation: Operation) -> Result<QueueResponse, OpError> {
         self.check_device(&operation.device)?;
-        let inputs = self.inputs(&operation)?;
+        let inputs = self.inputs(&operation).await?;
         let (program, functions) = self.program(&operation, &inputs)?;
         let exchange: Arc<dyn Exchange> = Arc::new(Lasting(self.exchange.clone()));
         let outputs = self.execute(&program, inputs, functions, exchange, self.step_id).await?;
@@ -278,7 +305,7 @@ impl Context {
     ) -> Result<RunComponentFunctionResponse, OpError> {
         let _busy = self.work();
         self.check_device(&operation.device)?;
-        let inputs = self.inputs(&operation)?;
+        let inputs = self.inputs(&operation).await?;
         let (program, functions) = self.program(&operation, &inputs)?;
         let exchange = self.worker.exchange(operation.func_step_id);
         let outputs = self.execute(&program, inputs, functions, exchange, operation.func_step_id).await?;
@@ -300,7 +327,8 @@ impl Context {
         step_id: i64,
     ) -> Result<Vec<Tensor>, OpError> {
         let (device, resources) = (self.device_text.clone(), self.resources.clone());
-        let step = Arc::new(Step::new(step_id, device, resources, exchange, functions));
+        let step = Step::new(step_id, device, resources, exchange, functions);
+        let step = Arc::new(step.with_elsewhere(Arc::new(self.owners.clone())));
         let args = inputs.into_iter().map(Slot::Tensor).collect();
         let mut guard = self.enter(step.clone())?;
         let (tell, told) = tokio::sync::oneshot::channel();

@@ -1,6 +1,6 @@
 //! Remote eager on a task: contexts, and the operations that clients have run in them.
 //!
-//! - [`context`]: one client's state here. [`operation`]: single operations as programs.
+//! - [`context`]: one client's state here. [`operation`]: single operations as programs. `owners`: what other tasks have.
 //!
 //! The calls of one request, and of one stream, run one after the other; different requests run at the same time, as they
 //! may need each other to end (a send here, a receive there).
@@ -8,6 +8,7 @@
 
 pub mod context;
 pub mod operation;
+mod owners;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -122,6 +123,7 @@ impl Eager {
             task.ok_or_else(|| malformed("CreateContext: server_def names no task for this server"))?;
         let device = DeviceName::cpu(&cluster.job_name, task);
         let context = Context::new(request.context_id, device, &cluster, self.0.worker.clone());
+        context.set_lives(&request.cluster_device_attributes);
         let devices = context.devices();
         let mut contexts = self.contexts();
         if request.clear_existing_contexts {
@@ -147,6 +149,7 @@ impl Eager {
         if let Some(cluster) = request.server_def {
             context.set_cluster(&cluster);
         }
+        context.set_lives(&request.cluster_device_attributes);
         Ok(context.devices())
     }
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringway_proto::tensorflow::error::Code;
 
+use super::away::Away;
 use super::flow;
 use super::pool::Pool;
 use super::program::{Action, Op, Program};
@@ -337,6 +338,11 @@ impl Run {
         }
         let (inputs, outputs) = (&mut scratch.inputs, &mut scratch.outputs);
         match &op.action {
+            Action::Kernel(_) if self.is_away(op, inputs) => {
+                outputs.clear();
+                self.run_away(op, std::mem::take(inputs), self.pending(node));
+                return Ok(Outcome::Later);
+            }
             Action::Kernel(kernel) => {
                 let mut call = Call::new(self.step.scope(), &op.name, inputs, outputs);
                 catch_unwind(AssertUnwindSafe(|| kernel.run(&mut call)))
@@ -395,6 +401,22 @@ impl Run {
             }
         }
         Ok(Outcome::Set)
+    }
+
+    /// Whether a node uses a resource of another task.
+    fn is_away(&self, op: &Op, inputs: &[Slot]) -> bool {
+        op.uses.is_some()
+            && self.step.elsewhere.is_some()
+            && inputs.iter().any(|input| Away::of(input).is_some())
+    }
+
+    fn run_away(&self, op: &Op, inputs: Vec<Slot>, pending: Pending) {
+        match (&op.uses, &self.step.elsewhere) {
+            (Some(uses), Some(elsewhere)) => {
+                elsewhere.run(uses, inputs, &self.step, Box::new(move |result| pending.finish(result)));
+            }
+            _ => pending.finish(Err(OpError::internal("there is no way to other tasks"))),
+        }
     }
 
     fn place(&self, node: Ready) -> (u64, i64) {

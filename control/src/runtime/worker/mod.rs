@@ -2,7 +2,7 @@
 //!
 //! - [`service`]: what a [`Worker`] answers. [`sessions`]: what masters have told it.
 //! - [`program`]: graphs and functions made ready to run. [`executor`]: runs them, on the threads of a [`pool`].
-//!   `flow`: calls of functions, conditions, loops.
+//!   `flow`: calls of functions, conditions, loops. [`away`]: nodes that use resources of other tasks.
 //! - [`step`]: what the nodes of one step share. `exchange`: its edges to other tasks. [`peers`]: these tasks.
 //! - [`collectives`]: collective operations. `groups`: who is in which group, as the leader answers it.
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringway_proto::tensorflow::error::Code;
 
+pub mod away;
 pub mod collectives;
 mod convert;
 mod exchange;
@@ -217,6 +218,11 @@ impl Worker {
 
     fn peers(&self) -> &Arc<Peers> {
         &self.shared.peers
+    }
+
+    /// The way to a task, for calls of any service.
+    pub(in crate::runtime) fn channel(&self, task: &str) -> Result<tonic::transport::Channel, OpError> {
+        Ok(self.shared.peers.find(task)?.channel.clone())
     }
 
     /// Where calls to other tasks run.

@@ -68,6 +68,7 @@ impl Counted {
 pub(super) struct Peer {
     /// `/job:worker/replica:0/task:1`.
     pub(super) name: String,
+    pub(super) channel: Channel,
     pub(super) client: WorkerServiceClient<Channel>,
     /// Where it is on the data plane, once that is known, and in which life of its device: that in the keys of its tensors.
     source: Mutex<Option<(Source, u64)>>,
@@ -145,10 +146,10 @@ impl Peers {
             let _inside = self.runtime.enter();
             endpoint.connect_lazy()
         };
-        let client = WorkerServiceClient::new(channel)
+        let client = WorkerServiceClient::new(channel.clone())
             .max_decoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
             .max_encoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES);
-        let peer = Arc::new(Peer { name: name.to_owned(), client, source: Mutex::new(None) });
+        let peer = Arc::new(Peer { name: name.to_owned(), channel, client, source: Mutex::new(None) });
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), peer.clone());
         Ok(peer)
     }
@@ -239,7 +240,7 @@ impl Peers {
 }
 
 /// What a failed call says of the other task.
-pub(super) fn lost(peer: &str, status: &Status) -> OpError {
+pub(in crate::runtime) fn lost(peer: &str, status: &Status) -> OpError {
     let mut error = op_error(status);
     if status.code() == Code::Unavailable || std::error::Error::source(status).is_some() {
         error.code = wire::error::Code::Unavailable;

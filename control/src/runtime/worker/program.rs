@@ -8,6 +8,7 @@ use ringway_dataplane::rendezvous::key::{Key, KeyError, Parts};
 use ringway_proto::tensorflow::error::Code;
 use ringway_proto::tensorflow::{AttrValue, FunctionDef, NameAttrList};
 
+use super::away::Use;
 use super::collectives::Collective;
 use crate::core::graph::{Attrs, Graph, GraphError, Library, Node, NodeId};
 use crate::core::worker::{Flow, NodeShape, Plan};
@@ -189,6 +190,8 @@ pub(super) struct Op {
     pub(super) name: String,
     pub(super) outputs: usize,
     pub(super) action: Action,
+    /// What another task needs to run it, where it uses a resource that may be there.
+    pub(super) uses: Option<Arc<Use>>,
 }
 
 /// A graph or a function's body, ready to run any number of times, by any number of steps at once.
@@ -223,7 +226,8 @@ impl Program {
             let inputs = node.inputs.iter().map(|input| (input.node.0, input.index)).collect();
             let control = node.control.iter().map(|node: &NodeId| node.0).collect();
             shapes.push(NodeShape { flow, inputs, control });
-            ops.push(Op { name: node.name().to_owned(), outputs: node.output_types.len(), action });
+            let uses = if matches!(action, Action::Kernel(_)) { Use::new(node) } else { None };
+            ops.push(Op { name: node.name().to_owned(), outputs: node.output_types.len(), action, uses });
         }
         let plan = Plan::new(&shapes).map_err(|error| ProgramError::Flow {
             node: graph.nodes()[error.node].name().to_owned(),

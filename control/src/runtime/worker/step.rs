@@ -5,6 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringway_dataplane::rendezvous::Key;
 
+use tokio::sync::Notify;
+
+use super::away::Elsewhere;
 use super::collectives::Collectives;
 use super::program::Functions;
 use crate::kernels::{OpError, Resources, StepScope};
@@ -43,9 +46,13 @@ pub struct Step {
     pub functions: Arc<Functions>,
     /// What carries its collective operations; without it they fail.
     pub collectives: Option<Arc<Collectives>>,
+    /// Where nodes run whose resources are of other tasks; without it there are none.
+    pub elsewhere: Option<Arc<dyn Elsewhere>>,
     temporaries: Resources,
     cancelled: AtomicBool,
     end: Mutex<End>,
+    /// Told when it is aborted.
+    told: Notify,
 }
 
 /// Called when a step is aborted, with the reason.
@@ -74,9 +81,11 @@ impl Step {
             exchange,
             functions,
             collectives: None,
+            elsewhere: None,
             temporaries: Resources::new("step"),
             cancelled: AtomicBool::new(false),
             end: Mutex::default(),
+            told: Notify::new(),
         }
     }
 
@@ -84,6 +93,12 @@ impl Step {
     #[must_use]
     pub fn with_collectives(self, collectives: Arc<Collectives>) -> Step {
         Step { collectives: Some(collectives), ..self }
+    }
+
+    /// The step, with a way to the resources of other tasks.
+    #[must_use]
+    pub fn with_elsewhere(self, elsewhere: Arc<dyn Elsewhere>) -> Step {
+        Step { elsewhere: Some(elsewhere), ..self }
     }
 
     /// What kernels see of it.
@@ -111,6 +126,7 @@ impl Step {
         };
         self.cancelled.store(true, Ordering::Release);
         self.exchange.abort(why);
+        self.told.notify_waiters();
         tell.into_iter().for_each(|tell| tell(why));
     }
 
@@ -123,6 +139,18 @@ impl Step {
                 drop(end);
                 tell(&why);
             }
+        }
+    }
+
+    /// Waits until the step is aborted. The reason.
+    pub async fn abortion(&self) -> OpError {
+        loop {
+            // Before the look, so that no word of it is missed.
+            let told = self.told.notified();
+            if let Some(why) = self.aborted() {
+                return why;
+            }
+            told.await;
         }
     }
 
