@@ -4,7 +4,7 @@
 
 use super::core::Core;
 use super::error::{CollectiveError, InvalidCall};
-use super::group::{Group, GroupInfo, Member};
+use super::group::{Group, GroupInfo, Last, Member};
 use super::options::EngineOptions;
 use super::plan::{Plan, Request};
 use super::recorder::Record;
@@ -158,7 +158,13 @@ impl Communicator {
 
     /// How the last call on this communicator was run.
     pub fn last_choice(&self) -> Option<Choice> {
-        self.owner.lock().group(self.index).last.as_deref().map(Choice::of)
+        match &self.owner.lock().group(self.index).last {
+            Last::None => None,
+            Last::Planned(plan) => Some(Choice::of(plan)),
+            Last::AtOnce { bytes } => {
+                Some(Choice { algorithm: None, slices: 1, slices_in_flight: 1, slice_bytes: *bytes })
+            }
+        }
     }
 
     /// How a rank is reached and why so, in one line; `None` for this rank, and before any connection.

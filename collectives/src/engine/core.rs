@@ -125,6 +125,7 @@ impl Core {
         }
     }
 
+    #[inline]
     pub(super) fn group(&mut self, index: usize) -> &mut Group {
         self.groups[index]
             .as_mut()
@@ -184,6 +185,16 @@ impl Core {
         })
     }
 
+    /// Whether calls wait for the transport's depth (C2).
+    pub(super) fn is_queueing(&self) -> bool {
+        !self.queued.is_empty()
+    }
+
+    /// Depth that the active runs of a kind have taken (C2).
+    pub(super) fn depth_used(&self, kind: Kind) -> u32 {
+        self.depth_used[kind as usize]
+    }
+
     /// Whether that many calls can begin.
     pub(super) fn has_room(&self, calls: usize) -> bool {
         self.free.len() + MAX_CALLS - self.runs.len() >= calls
@@ -234,10 +245,10 @@ impl Core {
                 call = g.number(call, None);
                 call.seq % SEQ_WINDOW * MAX_SLICES_IN_FLIGHT
             }
-            What::Send { tag, .. } | What::Receive { tag, .. } => MESSAGE_LANES | tag,
+            What::Send { tag, .. } | What::Receive { tag, .. } => message_lane(tag),
         };
         g.open_runs += 1;
-        g.last = Some(Arc::clone(&plan));
+        g.last.set(&plan);
         let bytes = request.count as u64 * plan.layout.element_bytes as u64;
         let run = &mut self.runs[usize::from(slot)];
         run.group = group;
@@ -245,8 +256,12 @@ impl Core {
         run.tag = Tag { group: g.info.id, lane };
         run.record = self.recorder.begin(g.info.id, call, bytes);
         (run.call, run.plan, run.request) = (call, plan, *request);
-        run.regions[INPUT] = regions.input.take();
-        run.regions[OUTPUT] = regions.output.take();
+        // Moving a region that is not there costs as much as moving one.
+        for (into, from) in [(INPUT, regions.input), (OUTPUT, regions.output)] {
+            if from.is_some() {
+                run.regions[into] = from.take();
+            }
+        }
         (run.started, run.moved, run.still_since) = (started, true, None);
         run.phase = Phase::Queued;
         self.started += u32::from(started);
@@ -328,7 +343,13 @@ impl Core {
             return;
         }
         let Some(group) = self.groups[run.group].as_ref() else { return };
-        let mut io = Io { transport: &mut *self.transport, peers: &group.peers, kernels: self.kernels };
+        let mut io = Io {
+            transport: &mut *self.transport,
+            peers: &group.peers,
+            kernels: self.kernels,
+            traffic: &mut self.traffic,
+            recorder: &mut self.recorder,
+        };
         match run.advance(&mut io) {
             Ok(true) => self.finish(slot, None),
             Ok(false) => {}
@@ -402,6 +423,8 @@ impl Core {
             Err(fault) => return self.fault(slot, fault),
         };
         match completion.result {
+            // A message of one slice is over with its one step.
+            Ok(()) if run.is_last_of_message() => self.finish(slot, None),
             Ok(()) => {}
             Err(OpError::PeerLost { cause, .. }) => self.fault(slot, Fault::Gone { rank, cause }),
             Err(OpError::Mismatch { theirs, .. }) => self.fault(slot, Fault::Mismatch { rank, theirs }),
@@ -410,7 +433,7 @@ impl Core {
     }
 
     /// Counts a message with a rank of a group.
-    fn exchanged(&mut self, group: usize, rank: u32, sends: bool, bytes: u64) {
+    pub(super) fn exchanged(&mut self, group: usize, rank: u32, sends: bool, bytes: u64) {
         let Some(peer) = self.groups[group].as_ref().map(|g| g.peers[rank as usize]) else { return };
         if self.traffic.count(peer, sends, bytes) {
             self.recorder.happens(Befell::Reached, None, Some(peer), "");
@@ -418,6 +441,7 @@ impl Core {
     }
 
     /// Ends a run: the owner may take its outcome.
+    #[inline]
     pub(super) fn finish(&mut self, slot: u16, error: Option<Failure>) {
         let run = &mut self.runs[usize::from(slot)];
         debug_assert_eq!(run.posted, 0, "R1");
@@ -454,23 +478,40 @@ impl Core {
         let result = run.error.take().map_or(Ok(()), Err);
         *regions.input = run.regions[INPUT].take();
         *regions.output = run.regions[OUTPUT].take();
+        self.free_slot(slot);
+        result
+    }
+
+    /// As [`Self::take`], for a call with one region.
+    #[inline]
+    pub(super) fn take_started(&mut self, slot: u16) -> (Option<Region>, Result<(), Failure>) {
+        let run = &mut self.runs[usize::from(slot)];
+        debug_assert_eq!(run.phase, Phase::Done, "C1");
+        let result = run.error.take().map_or(Ok(()), Err);
+        let place = if run.regions[INPUT].is_some() { INPUT } else { OUTPUT };
+        let region = run.regions[place].take();
+        self.free_slot(slot);
+        (region, result)
+    }
+
+    #[inline]
+    fn free_slot(&mut self, slot: u16) {
+        let run = &mut self.runs[usize::from(slot)];
         let group = run.group;
         run.reset();
         self.free.push(slot);
         self.release_group(group);
-        result
     }
 
     /// Takes the outcome of a run whose handle was dropped: its buffers go back to the pool.
     pub(super) fn take_orphan(&mut self, slot: u16) {
-        let (mut input, mut output) = (None, None);
         // Nobody is left to be told of a failure.
-        let _ = self.take(slot, CallRegions { input: &mut input, output: &mut output });
-        for region in [input, output].into_iter().flatten() {
+        if let (Some(region), _) = self.take_started(slot) {
             self.options.pool.recycle(region);
         }
     }
 
+    #[inline]
     fn release_group(&mut self, group: usize) {
         let Some(g) = self.groups[group].as_mut() else { return };
         g.open_runs -= 1;
@@ -525,6 +566,11 @@ impl Core {
         // Those who asked before have been told now.
         while self.group(group).recall(call.seq).is_some() {}
     }
+}
+
+/// The lane of messages with this tag of the user's.
+pub(super) fn message_lane(tag: u32) -> u32 {
+    MESSAGE_LANES | tag
 }
 
 /// What a request is to error messages and stamps, once planned.

@@ -68,6 +68,27 @@ pub(super) enum Heard {
     Refused(Stamp, String),
 }
 
+/// How the last call on a communicator was run.
+#[derive(Debug, Default)]
+pub(super) enum Last {
+    /// There was none.
+    #[default]
+    None,
+    Planned(Arc<Plan>),
+    /// A message that went at once.
+    AtOnce {
+        bytes: usize,
+    },
+}
+
+impl Last {
+    pub(super) fn set(&mut self, plan: &Arc<Plan>) {
+        if !matches!(self, Last::Planned(last) if Arc::ptr_eq(last, plan)) {
+            *self = Last::Planned(Arc::clone(plan));
+        }
+    }
+}
+
 /// One communicator's state in the engine.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -93,7 +114,7 @@ pub(super) struct Group {
     /// Splits that were made of it.
     pub(super) splits: u32,
     /// How the last call was run.
-    pub(super) last: Option<Arc<Plan>>,
+    pub(super) last: Last,
     plans: Vec<(Request, Arc<Plan>)>,
     next_plan: usize,
 }
@@ -124,7 +145,7 @@ impl Group {
             open_runs: 0,
             closed: false,
             splits: 0,
-            last: None,
+            last: Last::None,
             plans: Vec::with_capacity(KEPT_PLANS),
             next_plan: 0,
             info,

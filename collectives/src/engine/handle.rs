@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::core::{CallRegions, Failure};
+use super::core::{Core, Failure};
 use super::error::{CollectiveError, InvalidCall};
 use super::run::Phase;
 use super::shared::Owner;
@@ -14,22 +14,38 @@ use std::task::{Context, Poll};
 
 /// A call under way. Dropping it lets the call go on by itself; its buffer then goes back to the pool.
 #[must_use = "a started call's result comes from its handle"]
-pub struct Handle<T: Element> {
-    owner: Owner,
-    slot: u16,
-    /// Taken with the outcome.
-    claim: Option<Claim<T>>,
+pub struct Handle<T: Element>(State<T>);
+
+enum State<T: Element> {
+    UnderWay {
+        owner: Owner,
+        slot: u16,
+        claim: Claim<T>,
+    },
+    /// It was over as it began.
+    Over(Buffer<T>),
+    /// The outcome was handed out.
+    Taken,
 }
 
 impl<T: Element> std::fmt::Debug for Handle<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handle").field("slot", &self.slot).finish_non_exhaustive()
+        let slot = match &self.0 {
+            State::UnderWay { slot, .. } => Some(slot),
+            State::Over(_) | State::Taken => None,
+        };
+        f.debug_struct("Handle").field("slot", &slot).finish_non_exhaustive()
     }
 }
 
 impl<T: Element> Handle<T> {
     pub(super) fn new(owner: Owner, slot: u16, claim: Claim<T>) -> Handle<T> {
-        Handle { owner, slot, claim: Some(claim) }
+        Handle(State::UnderWay { owner, slot, claim })
+    }
+
+    /// Of a call that was over as it began.
+    pub(super) fn over(buffer: Buffer<T>) -> Handle<T> {
+        Handle(State::Over(buffer))
     }
 
     /// Waits for the call on this thread, driving progress, and returns its buffer.
@@ -37,26 +53,32 @@ impl<T: Element> Handle<T> {
     /// # Errors
     /// [`CollectiveError`] when the communicator died; the buffer then goes back to the pool.
     pub fn wait(mut self) -> Result<Buffer<T>, CollectiveError> {
-        let claim = self.claim.take().unwrap_or_else(|| unreachable!("taken only here and when ready"));
-        let (mut input, mut output) = (None, None);
-        let regions = CallRegions { input: &mut input, output: &mut output };
-        let (core, result) = self.owner.finish_call(self.owner.lock(), self.slot, regions);
-        match &result {
-            Ok(()) => drop(core),
-            Err(_) => drop(self.owner.write_down(core)),
+        match std::mem::replace(&mut self.0, State::Taken) {
+            State::UnderWay { owner, slot, claim } => {
+                let is_over = |core: &Core| core.runs[usize::from(slot)].phase == Phase::Done;
+                let mut core = owner.wait_until(owner.lock(), is_over);
+                let (region, result) = core.take_started(slot);
+                match &result {
+                    Ok(()) => drop(core),
+                    Err(_) => drop(owner.write_down(core)),
+                }
+                redeem(claim, region, result)
+            }
+            State::Over(buffer) => Ok(buffer),
+            State::Taken => unreachable!("taken only here and when ready"),
         }
-        redeem(claim, input.or(output), result)
     }
 
     /// Whether the call is over, so that [`Handle::wait`] will return at once.
     pub fn is_done(&self) -> bool {
-        let mut core = self.owner.lock();
-        let is_done = |core: &super::core::Core| core.runs[usize::from(self.slot)].phase == Phase::Done;
-        if !is_done(&core) && self.owner.start_background(&mut core).is_err() {
+        let State::UnderWay { owner, slot, .. } = &self.0 else { return true };
+        let mut core = owner.lock();
+        let is_done = |core: &Core| core.runs[usize::from(*slot)].phase == Phase::Done;
+        if !is_done(&core) && owner.start_background(&mut core).is_err() {
             // There is no thread to be had: then whoever asks drives.
             core.turn();
         }
-        self.owner.nudge(&core);
+        owner.nudge(&core);
         is_done(&core)
     }
 }
@@ -67,6 +89,7 @@ pub(super) fn no_thread(rank: u32, call: &'static str, error: &std::io::Error) -
     CollectiveError::Invalid { rank, call, why: InvalidCall::System(why) }
 }
 
+#[inline]
 fn redeem<T: Element>(
     claim: Claim<T>,
     region: Option<ringway_dataplane::memory::Region>,
@@ -84,26 +107,31 @@ impl<T: Element> Future for Handle<T> {
     /// When polled again after it was ready.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let mut core = this.owner.lock();
-        let run = &mut core.runs[usize::from(this.slot)];
-        if run.phase != Phase::Done {
-            let old = run.waker.replace(cx.waker().clone());
-            let rank = run.rank;
-            let thread = this.owner.start_background(&mut core);
-            this.owner.nudge(&core);
-            drop(core);
-            // Foreign code, so without the lock.
-            drop(old);
-            return match thread {
-                Ok(()) => Poll::Pending,
-                Err(error) => Poll::Ready(Err(no_thread(rank, "await", &error))),
-            };
+        if let State::UnderWay { owner, slot, .. } = &this.0 {
+            let mut core = owner.lock();
+            let run = &mut core.runs[usize::from(*slot)];
+            if run.phase != Phase::Done {
+                let old = run.waker.replace(cx.waker().clone());
+                let rank = run.rank;
+                let thread = owner.start_background(&mut core);
+                owner.nudge(&core);
+                drop(core);
+                // Foreign code, so without the lock.
+                drop(old);
+                return match thread {
+                    Ok(()) => Poll::Pending,
+                    Err(error) => Poll::Ready(Err(no_thread(rank, "await", &error))),
+                };
+            }
         }
-        let claim = this.claim.take().expect("a handle is not polled after it was ready");
-        let (mut input, mut output) = (None, None);
-        let result = core.take(this.slot, CallRegions { input: &mut input, output: &mut output });
-        drop(core);
-        Poll::Ready(redeem(claim, input.or(output), result))
+        Poll::Ready(match std::mem::replace(&mut this.0, State::Taken) {
+            State::UnderWay { owner, slot, claim } => {
+                let (region, result) = owner.lock().take_started(slot);
+                redeem(claim, region, result)
+            }
+            State::Over(buffer) => Ok(buffer),
+            State::Taken => panic!("a handle is polled after it was ready"),
+        })
     }
 }
 
@@ -112,13 +140,11 @@ impl<T: Element> Unpin for Handle<T> {}
 
 impl<T: Element> Drop for Handle<T> {
     fn drop(&mut self) {
-        if self.claim.is_none() {
-            return;
-        }
-        let mut core = self.owner.lock();
-        let run = &mut core.runs[usize::from(self.slot)];
+        let State::UnderWay { owner, slot, .. } = &self.0 else { return };
+        let mut core = owner.lock();
+        let run = &mut core.runs[usize::from(*slot)];
         if run.phase == Phase::Done {
-            core.take_orphan(self.slot);
+            core.take_orphan(*slot);
         } else {
             run.orphan = true;
             let waker = run.waker.take();

@@ -58,6 +58,7 @@ impl Window {
     }
 
     /// Drops finished steps off the front and loads as many as there is room for.
+    #[inline]
     pub(super) fn slide(&mut self, schedule: &impl Schedule, rank: Rank) {
         while self.base < self.loaded && self.done & bit(self.base as usize % WINDOW) != 0 {
             self.base += 1;
@@ -93,6 +94,7 @@ impl Window {
     }
 
     /// The step at a place.
+    #[inline]
     pub(super) fn step(&self, place: usize) -> Step {
         self.steps[place]
     }
@@ -103,6 +105,7 @@ impl Window {
     }
 
     /// What step `number`, which is open, could do now.
+    #[inline]
     pub(super) fn ready(&self, number: u32) -> Ready {
         let place = Window::place(number);
         let step = self.steps[place];
@@ -123,6 +126,7 @@ impl Window {
     }
 
     /// H1: whether an earlier unfinished step conflicts.
+    #[inline]
     fn hazard(&self, number: u32, step: &Step) -> bool {
         (self.base..number)
             .map(Window::place)
@@ -130,6 +134,7 @@ impl Window {
     }
 
     /// H2: whether an earlier step that it must not pass is not posted yet.
+    #[inline]
     fn overtakes(&self, number: u32, step: &Step) -> bool {
         (self.base..number).map(Window::place).any(|earlier| {
             let other = &self.steps[earlier];

@@ -86,6 +86,7 @@ impl Layout {
     }
 
     /// Where `span` of a slice lies. A span never crosses `split`.
+    #[inline]
     pub(super) fn locate(&self, span: Span, slice: u32, lane: usize) -> Spot {
         if span.first < self.split {
             self.in_area(&self.low, span, slice, lane)
@@ -95,6 +96,7 @@ impl Layout {
     }
 
     /// Where `span` of an area lies.
+    #[inline]
     pub(super) fn in_area(&self, area: &Area, span: Span, slice: u32, lane: usize) -> Spot {
         let piece = near_equal(self.elements, self.slices as usize, slice as usize);
         let (place, elements) = match *area {

@@ -8,6 +8,7 @@
 //!       group, fingerprint                        members, numbered calls, stamps
 //!       recorder, traffic, flight                  what is remembered, and how others look at it
 //!       run, hazard                               one call: slices over lanes, steps and their order
+//!       straight                                  small messages that go at once
 //!       plan, layout, slice                       from arguments to schedule, memory and slices
 //! ```
 //!
@@ -41,6 +42,7 @@ mod shared;
 mod slice;
 mod split;
 mod started;
+mod straight;
 mod traffic;
 mod word;
 

@@ -24,6 +24,9 @@ impl Communicator {
     pub fn send<T: Element>(&self, buffer: &[T], to: u32, tag: u32) -> Result<()> {
         let request = message::<T>(What::Send { to, tag }, buffer.len());
         self.check_message("send", "destination", &request, to, tag)?;
+        if self.owner.lock().send_at_once(self.index, &request, cast_slice(buffer)) {
+            return Ok(());
+        }
         self.run("send", &request, Memory::Read(cast_slice(buffer)), Memory::Nothing)
     }
 
@@ -60,6 +63,7 @@ impl Communicator {
         )
     }
 
+    #[inline]
     pub(super) fn check_message(
         &self,
         name: &'static str,

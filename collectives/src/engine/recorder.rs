@@ -148,8 +148,13 @@ impl Recorder {
     }
 
     /// Notes that a call begins; returns the number to end it by.
+    #[inline]
     pub(super) fn begin(&mut self, group: u32, call: Call, bytes: u64) -> u64 {
-        let record = Kept { group, call, bytes, began: Instant::now(), first_byte: None, ended: None };
+        self.keep(Kept { group, call, bytes, began: Instant::now(), first_byte: None, ended: None })
+    }
+
+    #[inline]
+    fn keep(&mut self, record: Kept) -> u64 {
         match self.ring.get_mut(self.at) {
             Some(old) => *old = record,
             None => self.ring.push(record),
@@ -176,7 +181,25 @@ impl Recorder {
         }
     }
 
+    /// Notes a call that was over as it began.
+    #[inline]
+    pub(super) fn passed(&mut self, group: u32, call: Call, bytes: u64) {
+        let now = Instant::now();
+        self.keep(Kept {
+            group,
+            call,
+            bytes,
+            began: now,
+            first_byte: None,
+            ended: Some((now, Ending::Done)),
+        });
+        let total = &mut self.totals[call.collective.map_or(KINDS - 1, |c| c as usize)];
+        total.done += 1;
+        total.bytes += bytes;
+    }
+
     /// Notes how a call ended, if it is still kept.
+    #[inline]
     pub(super) fn end(&mut self, number: u64, ending: Ending) {
         let Some(kept) = self.kept(number) else { return };
         let now = Instant::now();
@@ -294,6 +317,9 @@ mod tests {
         assert_eq!(recorder.forgotten(), 2);
         assert_eq!(recorder.last_ended().map(|r| r.call.seq), Some(3));
         assert!(recorder.began(numbers[1]).is_none() && recorder.began(numbers[2]).is_some());
+        recorder.passed(1, call(5), 8);
+        let last = recorder.records()[2];
+        assert_eq!((last.call.seq, last.ended), (5, Some((last.began, Ending::Done))));
     }
 
     #[test]

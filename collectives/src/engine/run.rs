@@ -14,7 +14,9 @@ use super::core::Failure;
 use super::fingerprint::{Call, slice_stamp};
 use super::hazard::{Ready, WINDOW, Window};
 use super::layout::{Area, Copy, PLACES};
-use super::plan::{Plan, Request};
+use super::plan::{Plan, Program, Request};
+use super::recorder::{Befell, Recorder};
+use super::traffic::Traffic;
 use crate::reduce::Kernels;
 use crate::schedule::{Rank, Span, Step};
 use ringway_dataplane::memory::{Lease, LendError, Region};
@@ -57,6 +59,17 @@ pub(super) struct Io<'a> {
     /// The endpoint's number of each rank.
     pub(super) peers: &'a [Peer],
     pub(super) kernels: Kernels,
+    pub(super) traffic: &'a mut Traffic,
+    pub(super) recorder: &'a mut Recorder,
+}
+
+impl Io<'_> {
+    /// Counts a message that went at once: no completion tells of it.
+    fn sent(&mut self, to: Peer, bytes: u64) {
+        if self.traffic.count(to, true, bytes) {
+            self.recorder.happens(Befell::Reached, None, Some(to), "");
+        }
+    }
 }
 
 /// Why a run cannot go on.
@@ -184,6 +197,7 @@ impl Run {
     }
 
     /// Begins: every lane takes a slice. `check` is whether messages carry the call's stamp.
+    #[inline]
     pub(super) fn activate(&mut self, check: bool, width: Width) -> Result<(), Fault> {
         self.phase = Phase::Active;
         self.width = width;
@@ -198,6 +212,7 @@ impl Run {
     }
 
     /// Lanes that run.
+    #[inline]
     fn width(&self) -> u32 {
         match self.width {
             Width::Full => self.plan.lanes,
@@ -206,6 +221,7 @@ impl Run {
     }
 
     /// R2: begins a slice on an idle lane, if there is one of that number.
+    #[inline]
     fn take_slice(&mut self, lane: usize, slice: u32) -> Result<(), Fault> {
         let l = &mut self.lanes[lane];
         l.busy = slice < self.plan.layout.slices;
@@ -223,6 +239,7 @@ impl Run {
     }
 
     /// Takes back the lease of a completed operation, and notes success. Returns the step that it was for.
+    #[inline]
     pub(super) fn complete(&mut self, name: OpName, lease: Lease, ok: bool) -> Result<Step, Fault> {
         let place = usize::from(name.place);
         let lane = usize::from(name.lane);
@@ -249,7 +266,14 @@ impl Run {
         Ok(step)
     }
 
+    /// Whether the step that has completed was the last of a message.
+    #[inline]
+    pub(super) fn is_last_of_message(&self) -> bool {
+        matches!(self.plan.program, Program::Message(_)) && self.plan.layout.slices == 1 && self.posted == 0
+    }
+
     /// Whether there is something to do without a further completion.
+    #[inline]
     pub(super) fn is_dirty(&self) -> bool {
         self.dirty != 0
     }
@@ -289,7 +313,7 @@ impl Run {
                 match self.lanes[lane].window.ready(number) {
                     Ready::Waits => {}
                     Ready::Post(step) if self.must_wait(lane, number, step) => {}
-                    Ready::Post(step) => self.post(lane, number, step, io)?,
+                    Ready::Post(step) => freed |= self.post(lane, number, step, io)?,
                     Ready::Combine(_) if *budget == 0 => self.dirty |= 1 << lane,
                     Ready::Combine(span) => {
                         *budget = budget.saturating_sub(self.combine(lane, number, span, io.kernels)?);
@@ -297,7 +321,7 @@ impl Run {
                     }
                 }
             }
-            // A combine may let the window slide, or an older step use the scratch it freed.
+            // A step that is over may let the window slide, or an older one use the scratch that a combine freed.
             if !freed {
                 break;
             }
@@ -311,7 +335,8 @@ impl Run {
         self.width == Width::Narrow && (busy || self.lanes[lane].window.passes(number, step))
     }
 
-    fn post(&mut self, lane: usize, number: u32, step: Step, io: &mut Io<'_>) -> Result<(), Fault> {
+    /// Posts a step. Returns whether it is over already.
+    fn post(&mut self, lane: usize, number: u32, step: Step, io: &mut Io<'_>) -> Result<bool, Fault> {
         let place = Window::place(number);
         let l = &mut self.lanes[lane];
         let rank = step.peer();
@@ -324,6 +349,14 @@ impl Run {
         let op = match step {
             Step::Send { .. } => {
                 let region = self.regions[spot.place].as_mut().ok_or_else(missing)?;
+                let bytes = region.bytes(spot.bytes.clone()).map_err(lent)?;
+                if io.transport.send_now(peer, tag, &stamp, bytes) {
+                    io.sent(peer, bytes.len() as u64);
+                    l.window.set_posted(place);
+                    l.window.set_completed(place);
+                    self.moved = true;
+                    return Ok(true);
+                }
                 Op::Send { to: peer, tag, stamp, bytes: region.lend_read(spot.bytes).map_err(lent)? }
             }
             Step::Recv { .. } => {
@@ -332,7 +365,7 @@ impl Run {
             }
             Step::Reduce { .. } => {
                 if l.free == 0 {
-                    return Ok(());
+                    return Ok(false);
                 }
                 let slot = l.free.trailing_zeros() as usize;
                 let start = (lane * self.plan.slots + slot) * self.plan.slot_bytes;
@@ -350,9 +383,11 @@ impl Run {
                 l.window.set_posted(place);
                 self.posted += 1;
                 *(if step.is_send() { &mut self.sending } else { &mut self.receiving }) += 1;
-                Ok(())
+                Ok(false)
             }
-            Err((why, op)) => self.take_back(lane, place, step, spot.place, op.into_lease(), why),
+            Err((why, op)) => {
+                self.take_back(lane, place, step, spot.place, op.into_lease(), why).map(|()| false)
+            }
         }
     }
 
@@ -468,6 +503,7 @@ impl Run {
     }
 
     /// The wakers' and the regions' end: the slot is free for another call.
+    #[inline]
     pub(super) fn reset(&mut self) {
         self.phase = Phase::Idle;
         self.generation = self.generation.wrapping_add(1);

@@ -73,6 +73,7 @@ impl Shared {
     }
 
     /// Locks the engine (D2), and takes in what other threads have asked for.
+    #[inline]
     pub(super) fn lock(&self) -> Guard<'_> {
         let mut core = match self.core.try_lock() {
             Ok(core) => core,
@@ -92,6 +93,7 @@ impl Shared {
     }
 
     /// D1: after a change that the driver must see.
+    #[inline]
     pub(super) fn nudge(&self, core: &Core) {
         if core.asleep > 0 {
             self.waker.wake();
@@ -101,10 +103,15 @@ impl Shared {
         }
     }
 
+    #[inline]
     fn obey(&self, core: &mut Core) {
-        if !self.called.load(Ordering::Acquire) {
-            return;
+        if self.called.load(Ordering::Acquire) {
+            self.obey_commands(core);
         }
+    }
+
+    #[cold]
+    fn obey_commands(&self, core: &mut Core) {
         self.called.store(false, Ordering::Release);
         let commands = std::mem::take(&mut *ignore_poison(self.inbox.lock()));
         for command in commands {

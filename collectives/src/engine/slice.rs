@@ -11,6 +11,7 @@ use crate::schedule::{AnySchedule, Schedule};
 use std::ops::Range;
 
 /// Part `index` of `parts` near-equal parts of `total`: the first `total % parts` of them are longer by one.
+#[inline]
 pub(super) fn near_equal(total: usize, parts: usize, index: usize) -> Range<usize> {
     if parts == 1 {
         return 0..total;

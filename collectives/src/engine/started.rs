@@ -15,6 +15,7 @@ use super::p2p::message;
 use super::plan::{Request, What};
 use crate::reduce::ReduceOp;
 use crate::schedule::Collective;
+use bytemuck::cast_slice;
 use ringway_dataplane::memory::pool::Claim;
 use ringway_dataplane::memory::{Buffer, Element, Region};
 
@@ -77,6 +78,9 @@ impl Communicator {
     pub fn send_start<T: Element>(&self, buffer: Buffer<T>, to: u32, tag: u32) -> Result<Handle<T>> {
         let request = message::<T>(What::Send { to, tag }, buffer.len());
         self.check_message("send", "destination", &request, to, tag)?;
+        if self.owner.lock().send_at_once(self.index, &request, cast_slice(&buffer)) {
+            return Ok(Handle::over(buffer));
+        }
         let (region, claim) = buffer.into_region();
         self.begin_started("send", &request, Some(region), None).map(|slot| self.handle(slot, claim))
     }

@@ -14,7 +14,7 @@ use super::why::Record;
 use crate::memory::{ForeignBytes, ReadLease, Region, RegionId};
 use crate::transport::{
     Address, Caps, Cause, ConnectError, Copies, Event, Note, Op, OpId, Peer, PostError, RegionKey,
-    RegisterError, Sight, Transport, Waker,
+    RegisterError, Sight, Stamp, Tag, Transport, Waker,
 };
 use rustix::event::epoll;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -172,10 +172,12 @@ impl Endpoint {
         Offers { offered: self.ways.iter().map(offer).collect(), withheld: self.withheld.clone() }
     }
 
+    #[inline]
     fn route(&self, peer: Peer) -> Option<usize> {
         self.routes.get(peer.0 as usize)?.as_ref()?.way
     }
 
+    #[inline]
     fn way(&mut self, peer: Peer) -> Option<&mut Box<dyn Transport>> {
         let way = self.route(peer)?;
         Some(&mut self.ways[way].transport)
@@ -332,6 +334,10 @@ impl Transport for Endpoint {
         }
     }
 
+    fn send_now(&mut self, to: Peer, tag: Tag, stamp: &Stamp, bytes: &[u8]) -> bool {
+        self.way(to).is_some_and(|way| way.send_now(to, tag, stamp, bytes))
+    }
+
     fn cancel(&mut self, id: OpId) {
         self.ways.iter_mut().for_each(|w| w.transport.cancel(id));
     }
@@ -435,7 +441,7 @@ mod tests {
     use super::*;
     use crate::fabric::{WaitOutcome, Waiter};
     use crate::memory::Pool;
-    use crate::transport::{CauseKind, Hub, LoopbackConfig, Named, Stamp, Tag};
+    use crate::transport::{CauseKind, Hub, LoopbackConfig, Named};
     use crate::uring::{Bind, Config, DriverChoice, TcpTransport};
 
     fn endpoint(ways: &[(&Hub, &'static str, Policy)], me: u32) -> Endpoint {

@@ -251,6 +251,7 @@ impl Region {
         self.free.reserve(leases.min(MAX_LEASES).saturating_sub(self.free.len()));
     }
 
+    #[inline]
     fn check(&self, span: &Range<usize>, write: bool) -> Result<(), LendError> {
         let (start, end) = (span.start, span.end);
         if start > end || end > self.len {
@@ -274,6 +275,7 @@ impl Region {
         }
     }
 
+    #[inline]
     fn lend(&mut self, span: Range<usize>, write: bool) -> Result<Span, LendError> {
         self.check(&span, write)?;
         let entry = Lent { start: span.start, end: span.end, write, live: true };
@@ -322,6 +324,7 @@ impl Region {
     ///
     /// # Errors
     /// [`LendError::Foreign`] when the lease is not of this region (I4). The lease's span then stays lent.
+    #[inline]
     pub fn restore(&mut self, lease: impl Into<Lease>) -> Result<(), LendError> {
         let (span, write) = match lease.into() {
             Lease::Read(ReadLease(span)) => (span, false),

@@ -18,11 +18,13 @@ use super::device::Device;
 use super::ends::{self, Ends};
 use super::failover::{Failover, Resumed};
 use super::handshake::Hello;
+use super::outgoing::Much;
 use super::rail::{RECEIVE_BATCH, RECEIVES, Rail, SENDS, Write};
 use super::registration::{Pinned, Registered};
 use super::request::{Kind as Request, WrId, distance};
 use super::verbs::{Sge, VerbsError, WorkCompletion};
 use super::wire::{self, OVERHEAD_BYTES};
+use crate::transport::matching::header::Whole;
 use crate::transport::matching::{Frame, Kind, Matcher, Place, Retired};
 use crate::transport::{Cause, CauseKind, Copies, Event, Note, OpId, Peer};
 use std::collections::{HashMap, VecDeque};
@@ -255,11 +257,13 @@ impl Connection {
         self.generation == generation
     }
 
+    #[inline]
     pub(super) fn id(&self, kind: Request, aux: u32) -> u64 {
         WrId { kind, generation: self.generation, link: self.link, aux }.pack()
     }
 
     /// The rail of this queue pair of a device: each device has its own numbers.
+    #[inline]
     fn rail_of(&self, device: usize, number: u32) -> Option<usize> {
         self.rails.iter().position(|r| r.device == device && r.is(number))
     }
@@ -269,11 +273,13 @@ impl Connection {
     }
 
     /// Whether a message may be posted, with or without the receive that is kept back (Q1).
+    #[inline]
     fn has_room(&self, kept_back: u32) -> bool {
         distance(self.done, self.next) < SENDS && self.budget > kept_back && self.failover.is_none()
     }
 
     /// Whether [`Self::fill`] has something to do beside what the matcher has: with several rails it may always.
+    #[inline]
     pub(super) fn has_output(&self) -> bool {
         self.rails.len() > 1 || self.owed >= RECEIVES / 2 || self.has_read(self.control)
     }
@@ -294,13 +300,14 @@ impl Connection {
     /// Posts what there is to send. Completions of small sends come from here. Returns whether anything was.
     pub(super) fn fill(
         &mut self,
+        much: Much,
         matcher: &mut Matcher,
         notes: &mut VecDeque<Note>,
         holds: &Holds,
         events: &mut Vec<Event>,
     ) -> Result<bool, Cause> {
         let began = self.next;
-        let mut written = self.redo_writes(matcher)?;
+        let mut written = much == Much::All && self.redo_writes(matcher)?;
         self.post_receives()?;
         if self.rails.len() > 1 {
             self.post_fences()?;
@@ -315,7 +322,8 @@ impl Connection {
                 self.send(&frame, note.bytes())?;
                 continue;
             }
-            if !self.rails.iter().any(Rail::has_room) && !matcher.has_small_output() {
+            let writes = much == Much::All && self.rails.iter().any(Rail::has_room);
+            if !writes && !matcher.has_small_output() {
                 break;
             }
             let (small, large) = (self.payload_bytes as u64, self.write_bytes());
@@ -354,36 +362,53 @@ impl Connection {
     }
 
     /// Whether a message may go at once, before nothing that waits to be sent.
+    #[inline]
     pub(super) fn sends_now(&self) -> bool {
         self.has_room(1) && self.about_rails.is_empty()
     }
 
-    /// Posts an eager message.
-    pub(super) fn send_now(&mut self, frame: &Frame, payload: &[u8]) -> Result<(), Cause> {
+    /// Posts a whole message.
+    #[inline]
+    pub(super) fn send_whole(&mut self, head: &Whole<'_>, payload: &[u8]) -> Result<(), Cause> {
         self.copied_bytes += payload.len() as u64;
-        self.send(frame, payload)
+        let (receives, into) = self.next_slot();
+        let len = wire::encode_whole(head, receives, payload, into);
+        self.post_next(len as u32, false)
     }
 
     /// Posts one message.
     fn send(&mut self, frame: &Frame, payload: &[u8]) -> Result<(), Cause> {
-        let receives = self.owed.min(u32::from(u8::MAX));
-        self.owed -= receives;
-        let slot = (self.next % SENDS) as usize;
-        // SAFETY: the slot's last message is done (Q2): `has_room` came before.
-        let into = unsafe { self.ring.bytes_mut(slot * self.slot_bytes, self.slot_bytes) };
-        let head = wire::encode(frame, receives as u8, into);
-        into[head..head + payload.len()].copy_from_slice(payload);
-        let len = (head + payload.len()) as u32;
-        self.log[slot] = Posted::Message(len);
         if frame.kind == Kind::Bye {
             self.goodbye = Some(self.next);
         }
-        self.post_message(self.next, len, frame.kind == Kind::Bye)?;
-        self.next = self.next.wrapping_add(1);
+        let (receives, into) = self.next_slot();
+        let head = wire::encode(frame, receives, into);
+        into[head..head + payload.len()].copy_from_slice(payload);
+        self.post_next((head + payload.len()) as u32, frame.kind == Kind::Bye)
+    }
+
+    /// Where the next message goes, and how many receives it tells of.
+    #[inline]
+    fn next_slot(&mut self) -> (u8, &mut [u8]) {
+        let receives = self.owed.min(u32::from(u8::MAX));
+        self.owed -= receives;
+        let at = (self.next % SENDS) as usize * self.slot_bytes;
+        // SAFETY: the slot's last message is done (Q2): `has_room` came before.
+        (receives as u8, unsafe { self.ring.bytes_mut(at, self.slot_bytes) })
+    }
+
+    /// Posts the next message, which is in its slot.
+    #[inline]
+    fn post_next(&mut self, len: u32, signaled: bool) -> Result<(), Cause> {
+        let number = self.next;
+        self.log[(number % SENDS) as usize] = Posted::Message(len);
+        self.post_message(number, len, signaled)?;
+        self.next = number.wrapping_add(1);
         Ok(())
     }
 
     /// Posts the message of a number, which is in its slot.
+    #[inline]
     pub(super) fn post_message(&mut self, number: u32, len: u32, signaled: bool) -> Result<(), Cause> {
         let at = (number % SENDS) as usize * self.slot_bytes;
         let piece = Sge { addr: self.ring.address(at), len, lkey: self.ring.lkey(self.control) };
@@ -519,6 +544,37 @@ impl Connection {
             Ok(verdict) => verdict,
             Err(what) => Verdict::Lost(self.violation(&what)),
         }
+    }
+
+    /// Takes a small message whose receive is posted, where nothing else is to be thought of: most of what comes. `false`:
+    /// nothing has happened, and [`Self::after_receive`] is to take it.
+    #[inline]
+    pub(super) fn take_small(
+        &mut self,
+        slot: u32,
+        (device, wc): (usize, &WorkCompletion),
+        retired: &Retired,
+        matcher: &mut Matcher,
+        events: &mut Vec<Event>,
+    ) -> bool {
+        let Some(at) = self.rail_of(device, wc.qp_num).filter(|at| self.rails[*at].is_alive()) else {
+            return false;
+        };
+        let rail = &mut self.rails[at];
+        let Some((head, receives, payload)) = wire::decode_whole(rail.message(slot, wc.byte_len as usize))
+        else {
+            return false;
+        };
+        let budget = self.budget + u32::from(receives);
+        if budget > self.their_receives || !matcher.take_whole(&head, payload, retired, events) {
+            return false;
+        }
+        self.copied_in_bytes += payload.len() as u64;
+        self.budget = budget;
+        self.taken = self.taken.wrapping_add(1);
+        rail.received();
+        rail.again(slot);
+        true
     }
 
     /// Takes a message.

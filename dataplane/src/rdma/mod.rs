@@ -6,7 +6,7 @@
 //! - `connection`: small messages of one peer. `writes`: its large ones. `rail`: one of its queue pairs. `ends`: when
 //!   the end of a message that several carried may be believed, pure; `fences`: the same on queue pairs. `failover`:
 //!   going on without one. [`wire`]: encoding, pure.
-//! - `outgoing`: what is said at a post, and what at a poll. `resolver`: the way to a peer's port. `registration`: memory
+//! - `incoming`: what completions tell. `outgoing`: what is said at a post, and what at a poll. `resolver`: the way to a peer's port. `registration`: memory
 //!   that the devices know. `request`: numbers of requests. `watch`: sleeping.
 //! - [`verbs`]: the device interface: libibverbs, found at run time, behind owners that cannot be dropped in the
 //!   wrong order. The program starts and runs on a machine that has neither the library nor a device.
@@ -21,6 +21,7 @@ mod failover;
 mod farewell;
 mod fences;
 pub mod handshake;
+mod incoming;
 mod links;
 mod outgoing;
 mod pulse;

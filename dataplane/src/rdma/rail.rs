@@ -208,6 +208,7 @@ impl Rail {
     }
 
     /// Whether it carries data.
+    #[inline]
     pub(super) fn is_alive(&self) -> bool {
         self.pair.is_some() && !self.failed
     }
@@ -233,6 +234,7 @@ impl Rail {
     }
 
     /// Whether this queue pair is the rail's.
+    #[inline]
     pub(super) fn is(&self, number: u32) -> bool {
         self.pair.as_ref().is_some_and(|p| p.number() == number)
     }
@@ -268,15 +270,17 @@ impl Rail {
         std::mem::take(&mut self.writes)
     }
 
+    #[inline]
     fn post(&mut self, request: &SendRequest<'_>) -> Result<(), Cause> {
         let Some(pair) = &mut self.pair else { return Ok(()) };
         // SAFETY: whoever fills the request promises that its memory stays: the send ring's slots until the message is
         // done (Q2 of `connection`), a lease until the matcher hears that its write is done (M6 of `matching`).
-        let posted = unsafe { pair.post_send(std::slice::from_ref(request)) };
+        let posted = unsafe { pair.post_one(request) };
         posted.map_err(|e| Cause::new(CauseKind::Reset, e.to_string()))
     }
 
     /// Posts a message out of registered memory.
+    #[inline]
     pub(super) fn send(&mut self, wr_id: u64, piece: Sge, signaled: bool) -> Result<(), Cause> {
         let inline = piece.len <= self.inline_bytes;
         self.post(&request(wr_id, SendOp::Send, &[piece], signaled, inline))
@@ -320,6 +324,7 @@ impl Rail {
     }
 
     /// The message in a slot whose receive has completed.
+    #[inline]
     pub(super) fn message(&mut self, slot: u32, len: usize) -> &[u8] {
         let at = slot as usize * self.slot_bytes;
         let Some(ring) = &self.ring else { return &[] };
@@ -328,11 +333,13 @@ impl Rail {
     }
 
     /// A receive has completed.
+    #[inline]
     pub(super) fn received(&mut self) {
         self.posted -= 1;
     }
 
     /// The slot has been read.
+    #[inline]
     pub(super) fn again(&mut self, slot: u32) {
         self.again.push(slot);
     }
@@ -376,6 +383,7 @@ impl Rail {
     }
 }
 
+#[inline]
 fn request(wr_id: u64, op: SendOp, sges: &[Sge], signaled: bool, inline: bool) -> SendRequest<'_> {
     SendRequest { wr_id, op, sges, signaled, inline, fence: false, solicited: false, to: None }
 }

@@ -55,10 +55,12 @@ impl Pinned {
     }
 
     /// Address of the byte at `at`.
+    #[inline]
     pub(super) fn address(&self, at: usize) -> u64 {
         self.base.as_ptr().addr() as u64 + at as u64
     }
 
+    #[inline]
     fn check(&self, at: usize, len: usize) {
         assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at} of a queue of {}", self.len);
     }
@@ -67,6 +69,7 @@ impl Pinned {
     ///
     /// # Safety
     /// No receive into them is posted while the slice lives.
+    #[inline]
     pub(super) unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
         self.check(at, len);
         // SAFETY: in bounds and mapped while `self` lives; the caller keeps the device from writing.
@@ -77,6 +80,7 @@ impl Pinned {
     ///
     /// # Safety
     /// No request that reads or writes them is posted while the slice lives.
+    #[inline]
     pub(super) unsafe fn bytes_mut(&mut self, at: usize, len: usize) -> &mut [u8] {
         self.check(at, len);
         // SAFETY: in bounds and mapped while `self` lives; the caller keeps the device away.

@@ -45,6 +45,7 @@ impl WrId {
         WrId { kind, generation: 0, link: 0, aux }
     }
 
+    #[inline]
     pub(super) fn pack(self) -> u64 {
         let low = |n: u32, bits: u32| u64::from(n) & ((1 << bits) - 1);
         (self.kind as u64) << (AUX_BITS + LINK_BITS + GENERATION_BITS)
@@ -53,6 +54,7 @@ impl WrId {
             | low(self.aux, AUX_BITS)
     }
 
+    #[inline]
     pub(super) fn unpack(id: u64) -> Option<WrId> {
         let field = |from: u32, bits: u32| (id >> from) as u32 & ((1 << bits) - 1);
         let kind = match id >> (AUX_BITS + LINK_BITS + GENERATION_BITS) {

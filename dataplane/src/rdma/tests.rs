@@ -101,6 +101,7 @@ fn peers_may_be_this_process_itself() {
 /// Two members over all rails of this host, and what goes wrong with them.
 mod rails {
     use super::super::choice::{Choice, RdmaConfig};
+    use super::super::links::Stage;
     use super::super::{Config, RdmaTransport};
     use crate::memory::{Pool, Region};
     use crate::transport::seed::Seeded;
@@ -210,6 +211,44 @@ mod rails {
                 assert!(began.elapsed() < DEADLINE, "F1: still pending {:?}", posted.len());
             }
         }
+    }
+
+    fn writes_under_way(side: &RdmaTransport) -> usize {
+        match side.links[0].channel.as_ref().map(|channel| &channel.stage) {
+            Some(Stage::Up(connection)) => connection.rails.iter().map(|rail| rail.writes.len()).sum(),
+            _ => 0,
+        }
+    }
+
+    #[test]
+    fn messages_begin_at_a_post_and_writes_at_a_poll() {
+        let Some(mut two) = two(64) else { return };
+        let first = two.post(&[10]);
+        two.finish(first, Vec::new());
+        let (len, tag, stamp) = (100_000, TAG, Stamp::default());
+        let (mut from, mut to) = (two.pool.region(len).unwrap(), two.pool.region(len).unwrap());
+        let into = to.lend_write(0..len).unwrap();
+        two.sides[0].post(OpId(90), Op::Recv { from: Peer(1), tag, stamp, into }).unwrap();
+        // Behind the announcement, which left at its post: side 0 does not poll.
+        two.sides[0].send_now(Peer(1), Tag { group: 1, lane: 2 }, &stamp, b"now").then_some(()).unwrap();
+        let mut word = two.pool.region(3).unwrap();
+        let into = word.lend_write(0..3).unwrap();
+        let behind = Op::Recv { from: Peer(0), tag: Tag { group: 1, lane: 2 }, stamp, into };
+        two.sides[1].post(OpId(91), behind).unwrap();
+        let began = Instant::now();
+        while two.events[1].is_empty() {
+            two.sides[1].poll(&mut two.events[1]);
+            assert!(began.elapsed() < DEADLINE, "T8: what was posted has not gone");
+        }
+        let bytes = from.lend_read(0..len).unwrap();
+        two.sides[1].post(OpId(92), Op::Send { to: Peer(0), tag, stamp, bytes }).unwrap();
+        assert_eq!(writes_under_way(&two.sides[1]), 0, "a post writes nothing");
+        two.sides[1].poll(&mut two.events[1]);
+        assert!(writes_under_way(&two.sides[1]) > 0 || two.events[1].len() > 1, "a poll does");
+        two.finish(
+            vec![(0, OpId(90), to, None), (1, OpId(91), word, None), (1, OpId(92), from, None)],
+            Vec::new(),
+        );
     }
 
     #[test]

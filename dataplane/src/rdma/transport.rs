@@ -5,9 +5,10 @@ use super::choice::{Choice, RdmaOffer, agree, model::Mtu, offer::Opened};
 use super::connection::{Holds, Verdict};
 use super::device::Device;
 use super::handshake::Hello;
-use super::links::{Channel, Link, Stage};
+use super::incoming::LOOKS;
+use super::links::{Link, Stage};
 use super::registration::Registry;
-use super::request::{BATCH, Kind, WrId};
+use super::request::BATCH;
 use super::resolver::{Resolved, Resolver};
 use super::verbs::{Library, LoadError, VerbsError, WorkCompletion};
 use super::watch::Watch;
@@ -16,14 +17,12 @@ use crate::memory::{Region, RegionId};
 use crate::transport::matching::Retired;
 use crate::transport::{
     Address, Caps, Cause, CauseKind, Completion, ConnectError, Copies, Event, Note, Op, OpId, Peer,
-    PostError, RegionKey, RegisterError, Transport, Waker,
+    PostError, RegionKey, RegisterError, Stamp, Tag, Transport, Waker,
 };
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-/// Batches of completions taken from a device before others get their turn.
-const ROUNDS: usize = 4;
 /// Polls between two looks at what needs a system call.
 const LOOK_EVERY: u32 = 256;
 /// Largest peer number, since peers are found by index.
@@ -88,7 +87,7 @@ pub struct RdmaTransport {
     began: Instant,
     pub(super) now_ms: u64,
     /// Room for completions, used again.
-    batch: Vec<WorkCompletion>,
+    pub(super) batch: Vec<WorkCompletion>,
     polls: u32,
     pub(super) must_look: bool,
 }
@@ -198,91 +197,6 @@ impl RdmaTransport {
         self.done.push(Event::Left { peer: link.peer });
     }
 
-    /// Takes completions. Returns whether there were any.
-    fn take_completions(&mut self) -> bool {
-        let mut moved = false;
-        let mut batch = std::mem::take(&mut self.batch);
-        for d in 0..self.devices.len() {
-            for _ in 0..ROUNDS {
-                if self.devices[d].broken.is_some() {
-                    break;
-                }
-                let n = match self.devices[d].completions.poll(&mut batch) {
-                    Ok(n) => n,
-                    Err(why) => {
-                        self.devices[d].broken.get_or_insert(why.to_string());
-                        self.must_look = true;
-                        0
-                    }
-                };
-                batch[..n].iter().for_each(|wc| self.take_completion(d, wc));
-                moved |= n > 0;
-                if n < BATCH {
-                    break;
-                }
-            }
-        }
-        self.batch = batch;
-        moved
-    }
-
-    fn take_completion(&mut self, device: usize, wc: &WorkCompletion) {
-        let Some(id) = WrId::unpack(wc.wr_id) else { return };
-        match id.kind {
-            Kind::HelloLeft => {
-                self.must_look |= !wc.is_success();
-                self.devices[device].left(id.aux, wc);
-            }
-            Kind::HelloHeard => {
-                self.clock_ms();
-                self.must_look |= !wc.is_success();
-                let datagram = self.devices[device].heard(id.aux, wc);
-                if let Some(hello) = datagram.and_then(|bytes| Hello::decode(&bytes)) {
-                    self.hear(hello);
-                }
-            }
-            Kind::Receive | Kind::Send | Kind::Write | Kind::Pulse | Kind::About | Kind::Fence => {
-                self.take_of_link(id, device, wc)
-            }
-        }
-    }
-
-    fn take_of_link(&mut self, id: WrId, device: usize, wc: &WorkCompletion) {
-        let Some(link) = self.links.get_mut(id.link as usize) else { return };
-        let (peer, now_ms) = (link.peer, self.now_ms);
-        let Some(channel) = &mut link.channel else { return };
-        let Channel { matcher, notes, stage, sign_ms, .. } = &mut **channel;
-        let (connection, meeting) = match stage {
-            Stage::None => return,
-            Stage::Meeting(connection, meeting) => (connection, Some(meeting)),
-            Stage::Up(connection) => (connection, None),
-        };
-        if !connection.is_generation(id.generation) {
-            return;
-        }
-        *sign_ms = now_ms;
-        self.must_look |= !wc.is_success();
-        let heard = meeting.is_some();
-        if let Some(meeting) = meeting
-            && id.kind == Kind::Receive
-            && wc.is_success()
-        {
-            meeting.data_came();
-        }
-        let (devices, done) = (&self.devices, &mut self.done);
-        let verdict = match id.kind {
-            Kind::Receive => {
-                connection.after_receive(id.aux, (device, wc), devices, (peer, &self.retired), matcher, done)
-            }
-            _ => connection.after_request(id, (device, wc), devices, &self.retired, matcher, done),
-        };
-        match verdict {
-            Verdict::On if heard => self.finish_meeting(id.link),
-            Verdict::On if !matcher.has_output() && notes.is_empty() && !connection.has_output() => {}
-            verdict => self.conclude(id.link, verdict),
-        }
-    }
-
     /// Does what a connection has come to.
     pub(super) fn conclude(&mut self, at: u32, verdict: Verdict) {
         match verdict {
@@ -325,7 +239,8 @@ impl RdmaTransport {
         } else {
             moved = false;
         }
-        moved |= self.take_completions();
+        let looks = if self.dirty.is_empty() && !moved { LOOKS } else { 1 };
+        moved |= self.take_completions(looks);
         moved |= self.fill();
         self.let_go();
         moved
@@ -483,7 +398,9 @@ impl Transport for RdmaTransport {
                 return Err((PostError::Gone { peer, cause: cause.clone() }, op));
             }
         }
-        if let Some(sent) = self.send_now(at, &op) {
+        if let Op::Send { tag, stamp, bytes, .. } = &op
+            && let Some(sent) = self.send_small(at, *tag, stamp, bytes.bytes())
+        {
             let lease = op.into_lease();
             self.done.push(Event::Done(Completion { id, result: Ok(()), lease }));
             if let Err(cause) = sent {
@@ -492,25 +409,32 @@ impl Transport for RdmaTransport {
             return Ok(());
         }
         self.hold(id, &op);
-        let (posted, speaks) = match &mut self.links[at as usize].channel {
-            Some(channel) => {
-                let posted = channel.matcher.post(id, op, &mut self.done);
-                (posted, channel.matcher.has_output())
-            }
-            None => (Err(op), false),
+        let posted = match &mut self.links[at as usize].channel {
+            Some(channel) => channel.matcher.post(id, op, &mut self.done),
+            None => Err(op),
         };
         match posted {
-            // What there is to say goes out at once: the caller may have more to do before it polls.
-            Ok(()) if speaks => {
-                self.fill_link(at);
+            Ok(()) => {
+                self.speak(at);
                 Ok(())
             }
-            Ok(()) => Ok(()),
             Err(op) => {
                 if let Some(held) = self.holds.remove(&id) {
                     self.registry.release(held);
                 }
                 Err((PostError::Full(peer), op))
+            }
+        }
+    }
+
+    fn send_now(&mut self, to: Peer, tag: Tag, stamp: &Stamp, bytes: &[u8]) -> bool {
+        let Some(at) = self.link_of(to.0) else { return false };
+        match self.send_small(at, tag, stamp, bytes) {
+            None => false,
+            Some(Ok(())) => true,
+            Some(Err(cause)) => {
+                self.lose(at, cause);
+                true
             }
         }
     }
@@ -565,7 +489,7 @@ impl Transport for RdmaTransport {
             return false;
         }
         // What completed before the notice was asked for gives none.
-        let moved = self.take_completions() | self.fill();
+        let moved = self.take_completions(1) | self.fill();
         self.let_go();
         !moved && self.done.is_empty()
     }

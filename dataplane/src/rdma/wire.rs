@@ -5,7 +5,8 @@
 //! [`MAX_RAILS`] devices; nothing where there is none), the payload of an `Eager`, `Data` or `Note`.
 #![forbid(unsafe_code)]
 
-use crate::transport::matching::{Frame, Kind, MAX_RAILS, Place, header};
+use crate::transport::matching::header::{self, Whole};
+use crate::transport::matching::{Frame, Kind, MAX_RAILS, Place};
 
 /// Length of an encoded place.
 pub const PLACE_BYTES: usize = 8 + 4 * MAX_RAILS;
@@ -98,6 +99,23 @@ pub fn encode(frame: &Frame, receives: u8, into: &mut [u8]) -> usize {
     header::BYTES + PLACE_BYTES
 }
 
+/// Writes a whole small message; returns its length. `into` holds at least a header and the payload.
+#[inline]
+pub fn encode_whole(head: &Whole<'_>, receives: u8, payload: &[u8], into: &mut [u8]) -> usize {
+    let Some((bytes, rest)) = into.split_first_chunk_mut() else { return 0 };
+    header::write_eager(head, receives, bytes);
+    rest[..payload.len()].copy_from_slice(payload);
+    header::BYTES + payload.len()
+}
+
+/// A whole small message: its header, how many receives were posted again, and the payload. `None`: [`decode`] it.
+#[inline]
+pub fn decode_whole(message: &[u8]) -> Option<(Whole<'_>, u8, &[u8])> {
+    let (head, payload) = message.split_first_chunk::<{ header::BYTES }>()?;
+    let whole = header::read_eager(head).filter(|whole| whole.length == payload.len() as u64)?;
+    Some((whole, head[1], payload))
+}
+
 /// Takes back what a message says of receives.
 pub fn forget_receives(message: &mut [u8]) {
     message[1] = 0;
@@ -135,6 +153,7 @@ pub fn decode(message: &[u8]) -> Result<(Frame, u8, &[u8]), WireError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::Stamp;
     use crate::transport::seed::Seeded;
 
     #[test]
@@ -147,6 +166,27 @@ mod tests {
         let bare = Frame { place: Place::default(), ..frame };
         let n = encode(&bare, 0, &mut bytes);
         assert_eq!(decode(&bytes[..n]), Ok((bare, 0, &[][..])));
+    }
+
+    #[test]
+    fn both_ways_of_whole_messages_agree() {
+        let stamp = Stamp(std::array::from_fn(|i| i as u8 + 1));
+        let whole = Whole { credit: 0x102, seq: 0x1234_5678, tag: u64::MAX - 3, stamp: &stamp.0, length: 3 };
+        let frame = whole.frame();
+        let (mut short, mut long) = ([7; 80], [7; 80]);
+        let n = encode_whole(&whole, 9, b"abc", &mut short);
+        let head = encode(&frame, 9, &mut long);
+        long[head..head + 3].copy_from_slice(b"abc");
+        assert_eq!((n, short), (head + 3, long));
+        assert_eq!(decode(&short[..n]), Ok((frame, 9, &b"abc"[..])));
+        assert_eq!(decode_whole(&short[..n]), Some((whole, 9, &b"abc"[..])));
+        // What is not just so is for the longer way.
+        assert!(decode_whole(&short[..n - 1]).is_none() && decode_whole(&short[..20]).is_none());
+        for byte in [0, 50, 63] {
+            let mut odd = short;
+            odd[byte] ^= 2;
+            assert!(decode_whole(&odd[..n]).is_none(), "byte {byte}");
+        }
     }
 
     #[test]

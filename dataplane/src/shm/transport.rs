@@ -14,7 +14,7 @@ use crate::memory::{ForeignBytes, ReadLease, Region, RegionId, place_in_arena};
 use crate::transport::matching::{Matcher, Retired};
 use crate::transport::{
     Address, Caps, Cause, CauseKind, Completion, ConnectError, Copies, Event, Note, Op, OpId, Peer,
-    PostError, RegionKey, RegisterError, Sight, Transport, Waker,
+    PostError, RegionKey, RegisterError, Sight, Stamp, Tag, Transport, Waker,
 };
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -308,8 +308,7 @@ impl ShmTransport {
     }
 
     /// Sends a small message at once, where nothing is before it: it is over then. `false`: post it.
-    fn send_now(&mut self, at: u32, op: &Op) -> bool {
-        let Op::Send { tag, stamp, bytes, .. } = op else { return false };
+    fn send_small(&mut self, at: u32, tag: Tag, stamp: &Stamp, bytes: &[u8]) -> bool {
         let Some(channel) = self.links[at as usize].channel.as_deref_mut() else { return false };
         let Channel { matcher, notes, way: Way::Up(connection), at_once_bytes, .. } = channel else {
             return false;
@@ -317,8 +316,8 @@ impl ShmTransport {
         if bytes.len() > MAX_EAGER_BYTES || !notes.is_empty() || !connection.sends_now() {
             return false;
         }
-        let Some(frame) = matcher.eager_now(*tag, stamp, bytes.len() as u64) else { return false };
-        connection.send_now(&frame, bytes.bytes());
+        let Some(head) = matcher.eager_now(tag, stamp, bytes.len() as u64) else { return false };
+        connection.send_now(&head.frame(), bytes);
         *at_once_bytes += bytes.len() as u64;
         true
     }
@@ -437,7 +436,9 @@ impl Transport for ShmTransport {
         } else {
             self.open_channel(at);
         }
-        if self.send_now(at, &op) {
+        if let Op::Send { tag, stamp, bytes, .. } = &op
+            && self.send_small(at, *tag, stamp, bytes.bytes())
+        {
             let lease = op.into_lease();
             self.done.push(Event::Done(Completion { id, result: Ok(()), lease }));
             return Ok(());
@@ -459,6 +460,11 @@ impl Transport for ShmTransport {
             }
             Err(op) => Err((PostError::Full(peer), op)),
         }
+    }
+
+    fn send_now(&mut self, to: Peer, tag: Tag, stamp: &Stamp, bytes: &[u8]) -> bool {
+        let at = self.link_of(to.0).filter(|at| self.links[*at as usize].gone.is_none());
+        at.is_some_and(|at| self.send_small(at, tag, stamp, bytes))
     }
 
     fn cancel(&mut self, id: OpId) {

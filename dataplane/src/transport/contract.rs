@@ -9,7 +9,7 @@
 //! - **T4** Posting a send never waits for receives to be posted on this side, and the other way round: credit for
 //!   the one does not depend on the other.
 //! - **T5** It works with no eager buffer: a send may finish only when matched. With one, a send of up to
-//!   `eager_bytes` may finish before.
+//!   `eager_bytes` may finish before. One that goes at once (`send_now`) is one that was posted and has finished.
 //! - **T6** When a peer is lost, all its pending operations complete with `PeerLost`, then `Event::Lost` comes once,
 //!   and later posts answer `Gone`. Other peers are not affected.
 //! - **T7** After `cancel`, the operation completes without waiting for the peer: as `Cancelled`, or as it had
@@ -29,7 +29,7 @@
 //! A peer may send before this side has introduced it: what it sends waits, within the limits of T9, until then.
 
 use super::caps::Caps;
-use super::op::{Cause, Event, Note, Op, OpId, Peer, PostError, Tag};
+use super::op::{Cause, Event, Note, Op, OpId, Peer, PostError, Stamp, Tag};
 use super::wake::Waker;
 use crate::memory::{ForeignBytes, ReadLease, Region, RegionId};
 use std::os::fd::BorrowedFd;
@@ -144,6 +144,14 @@ pub trait Transport: Send {
     #[allow(clippy::result_large_err)]
     fn post(&mut self, id: OpId, op: Op) -> Result<(), (PostError, Op)>;
 
+    /// Sends a small message where it can go at once, ahead of nothing that was posted before it. `true`: its bytes have
+    /// been copied, it took its place on the tag (T2), and nothing more is heard of it. `false`: nothing happened; post it.
+    /// Costs less than a post, its lease and its completion, where a transport has it at all.
+    fn send_now(&mut self, to: Peer, tag: Tag, stamp: &Stamp, bytes: &[u8]) -> bool {
+        let _ = (to, tag, stamp, bytes);
+        false
+    }
+
     /// Withdraws an operation (T7). Unknown and finished ids are ignored. The completion comes from `poll`.
     fn cancel(&mut self, id: OpId);
 
@@ -233,6 +241,10 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
 
     fn post(&mut self, id: OpId, op: Op) -> Result<(), (PostError, Op)> {
         (**self).post(id, op)
+    }
+
+    fn send_now(&mut self, to: Peer, tag: Tag, stamp: &Stamp, bytes: &[u8]) -> bool {
+        (**self).send_now(to, tag, stamp, bytes)
     }
 
     fn cancel(&mut self, id: OpId) {

@@ -45,6 +45,17 @@ macro_rules! forward {
             self.$inner.post(id, op)
         }
     };
+    (@send_now $inner:tt) => {
+        fn send_now(
+            &mut self,
+            to: crate::transport::Peer,
+            tag: crate::transport::Tag,
+            stamp: &crate::transport::Stamp,
+            bytes: &[u8],
+        ) -> bool {
+            self.$inner.send_now(to, tag, stamp, bytes)
+        }
+    };
     (@cancel $inner:tt) => {
         fn cancel(&mut self, id: crate::transport::OpId) { self.$inner.cancel(id); }
     };

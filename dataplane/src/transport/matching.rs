@@ -172,6 +172,7 @@ pub struct Agreed {
 }
 
 /// Units of eager window that a message of `bytes` takes.
+#[inline]
 pub fn units(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX - 1) + 1
 }
@@ -313,6 +314,7 @@ pub struct Moved {
     pub shown: u64,
 }
 
+#[inline]
 fn done(events: &mut Vec<Event>, id: OpId, result: Result<(), OpError>, lease: impl Into<Lease>) {
     events.push(Event::Done(Completion { id, result, lease: lease.into() }));
 }

@@ -108,6 +108,7 @@ type PostSend = unsafe extern "C" fn(
     *mut *mut sys::ibv_send_wr,
 ) -> std::ffi::c_int;
 
+#[inline]
 fn send_wr(request: &SendRequest<'_>, next: *mut sys::ibv_send_wr) -> sys::ibv_send_wr {
     // SAFETY: a request is numbers, null pointers and unions of them, for which all zeros are valid.
     let mut wr: sys::ibv_send_wr = unsafe { zeroed() };
@@ -144,6 +145,25 @@ fn send_wr(request: &SendRequest<'_>, next: *mut sys::ibv_send_wr) -> sys::ibv_s
         };
     }
     wr
+}
+
+/// Posts one request to a send queue.
+///
+/// # Safety
+/// As [`send`].
+#[inline]
+pub(super) unsafe fn send_one(
+    post: PostSend,
+    qp: *mut sys::ibv_qp,
+    request: &SendRequest<'_>,
+) -> Result<(), PostError> {
+    let mut wr = send_wr(request, ptr::null_mut());
+    let mut refused = ptr::null_mut();
+    // SAFETY: a chain of one; the rest is the caller's promise.
+    match unsafe { post(qp, &mut wr, &mut refused) } {
+        0 => Ok(()),
+        errno => Err(PostError { call: "ibv_post_send", accepted: 0, errno: errno.abs() }),
+    }
 }
 
 /// Posts a chain of requests to a send queue.

@@ -365,6 +365,23 @@ impl QueuePair {
         unsafe { posting::send(post, self.raw(), requests) }
     }
 
+    /// Adds one request to the send queue of a connected queue pair. Allocates nothing.
+    ///
+    /// # Safety
+    /// As [`Self::post_send`].
+    ///
+    /// # Errors
+    /// As [`Self::post_send`]; a datagram queue pair takes none.
+    #[inline]
+    pub unsafe fn post_one(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        if self.kind == QueuePairKind::UnreliableDatagram {
+            return Err(PostError { call: "ibv_post_send", accepted: 0, errno: libc::EDESTADDRREQ });
+        }
+        let post = self.context().ops().post_send.expect("every device has it");
+        // SAFETY: the queue pair is alive (I1) and of that context; the memory is the caller's promise.
+        unsafe { posting::send_one(post, self.raw(), request) }
+    }
+
     /// Adds requests to the receive queue, in order. Allocates nothing.
     ///
     /// # Safety

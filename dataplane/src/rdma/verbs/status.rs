@@ -182,6 +182,7 @@ pub struct WorkCompletion {
 }
 
 impl WorkCompletion {
+    #[inline]
     pub(super) fn of(wc: &sys::ibv_wc) -> WorkCompletion {
         let has = |flag: sys::ibv_wc_flags| wc.wc_flags & flag != 0;
         let success = wc.status == sys::IBV_WC_SUCCESS;
@@ -202,6 +203,7 @@ impl WorkCompletion {
     }
 
     /// Whether the request succeeded.
+    #[inline]
     pub fn is_success(&self) -> bool {
         self.status == CompletionStatus::Success
     }

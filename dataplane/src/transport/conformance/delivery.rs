@@ -70,6 +70,51 @@ pub(super) fn the_kth_send_matches_the_kth_receive(rig: &mut dyn Rig, mode: Mode
     Ok(())
 }
 
+/// T2, T5: messages that go at once and messages that are posted keep their order on one tag, whichever side is ahead.
+pub(super) fn what_goes_at_once_keeps_its_place(rig: &mut dyn Rig, mode: Mode) -> Result<(), Skip> {
+    let mut at_once = 0;
+    for seed in 0..8 {
+        let mut f = Field::new(rig, mode, 2)?;
+        f.context = format!("seed {seed}");
+        let mut random = Seeded::new(seed);
+        let eager = f.caps().eager_bytes;
+        let len =
+            |random: &mut Seeded| if random.once_in(6) { eager + 1 } else { random.below(200) } as usize;
+        let contents: Vec<Vec<u8>> = (0..40).map(|k| pattern(seed * 100 + k, len(&mut random))).collect();
+        let (mut sent, mut sends, mut receives) = (0, Vec::new(), Vec::new());
+        while sent < contents.len() || receives.len() < contents.len() {
+            if random.once_in(2)
+                && let Some(content) = contents.get(sent)
+            {
+                if random.once_in(2) && f.send_now((0, 1), tag(3), content) {
+                    at_once += 1;
+                    sent += 1;
+                } else if let Ok(id) = f.try_send((0, 1), tag(3), stamp(0), content) {
+                    sends.push((0, id));
+                    sent += 1;
+                }
+            } else if let Some(content) = contents.get(receives.len())
+                && let Ok(id) = f.try_recv((1, 0), tag(3), stamp(0), content.len())
+            {
+                receives.push((1, id));
+            }
+            if random.once_in(3) {
+                f.poll();
+            }
+            f.in_time("T4", "every operation to be taken");
+        }
+        f.succeed("T2", &sends);
+        f.succeed("T2", &receives);
+        for (at, content) in receives.into_iter().zip(&contents) {
+            f.check_bytes("T2", at, content);
+        }
+    }
+    match mode.eager && at_once == 0 {
+        true => Err(Skip::new("sending at once")),
+        false => Ok(()),
+    }
+}
+
 /// T2: large and small messages that nobody receives on one tag do not stop another.
 pub(super) fn tags_do_not_hold_each_other_up(rig: &mut dyn Rig, mode: Mode) -> Result<(), Skip> {
     let mut f = Field::new(rig, mode, 2)?;

@@ -180,6 +180,11 @@ impl Field {
         self.post(me, region, Op::Send { to: Peer(to as u32), tag, stamp, bytes })
     }
 
+    /// Whether it went at once.
+    pub(super) fn send_now(&mut self, (me, to): (usize, usize), tag: Tag, content: &[u8]) -> bool {
+        self.member_mut(me).send_now(Peer(to as u32), tag, &stamp(0), content)
+    }
+
     pub(super) fn try_recv(
         &mut self,
         (me, from): (usize, usize),

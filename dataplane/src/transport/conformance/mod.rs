@@ -211,6 +211,7 @@ macro_rules! transport_conformance {
         $crate::transport_conformance! { @$how $($rig)?;
             delivery: every_size_arrives_whole,
             delivery: the_kth_send_matches_the_kth_receive,
+            delivery: what_goes_at_once_keeps_its_place,
             delivery: tags_do_not_hold_each_other_up,
             delivery: groups_are_apart,
             delivery: random_traffic_between_all,

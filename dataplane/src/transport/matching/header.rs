@@ -37,9 +37,34 @@ pub(crate) const KINDS: [Kind; 13] = [
     Kind::Taken,
 ];
 
+const EAGER: u8 = 1;
+
+/// What the header of a [`Kind::Eager`] frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whole<'a> {
+    /// Units of eager window given back.
+    pub credit: u16,
+    /// Number of the message on its tag, in its direction.
+    pub seq: u32,
+    /// The tag.
+    pub tag: u64,
+    /// The sending side's stamp.
+    pub stamp: &'a [u8; 24],
+    /// Bytes of the message.
+    pub length: u64,
+}
+
+impl Whole<'_> {
+    /// As a frame.
+    pub fn frame(&self) -> Frame {
+        let Whole { credit, seq, tag, stamp, length } = *self;
+        Frame { credit, seq, tag, stamp: Stamp(*stamp), length, ..Frame::bare(Kind::Eager) }
+    }
+}
+
 fn code(kind: Kind) -> u8 {
     match kind {
-        Kind::Eager => 1,
+        Kind::Eager => EAGER,
         Kind::Rts => 2,
         Kind::Cts => 3,
         Kind::Data => 4,
@@ -73,6 +98,34 @@ pub fn write(frame: &Frame, own: u8, bytes: &mut [u8; BYTES]) {
     bytes[40..48].copy_from_slice(&frame.length.to_le_bytes());
     bytes[48..56].copy_from_slice(&frame.slot.to_le_bytes());
     bytes[56..64].copy_from_slice(&frame.offset.to_le_bytes());
+}
+
+/// Writes the header of a whole message, as [`write`] would: the straight way of small messages.
+#[inline]
+pub fn write_eager(message: &Whole<'_>, own: u8, bytes: &mut [u8; BYTES]) {
+    bytes[0] = EAGER;
+    bytes[1] = own;
+    bytes[2..4].copy_from_slice(&message.credit.to_le_bytes());
+    bytes[4..8].copy_from_slice(&message.seq.to_le_bytes());
+    bytes[8..16].copy_from_slice(&message.tag.to_le_bytes());
+    bytes[16..40].copy_from_slice(message.stamp);
+    bytes[40..48].copy_from_slice(&message.length.to_le_bytes());
+    bytes[48..64].fill(0);
+}
+
+/// The header of a whole message, read where it lies; `None`: of another kind, or not as [`write_eager`] would have it.
+#[inline]
+pub fn read_eager(bytes: &[u8; BYTES]) -> Option<Whole<'_>> {
+    let (words, _) = bytes.as_chunks::<8>();
+    let zeros = u64::from_le_bytes(words[6]) | u64::from_le_bytes(words[7]);
+    let stamp = bytes[16..].first_chunk()?;
+    (bytes[0] == EAGER && zeros == 0).then(|| Whole {
+        credit: u16::from_le_bytes([bytes[2], bytes[3]]),
+        seq: (u64::from_le_bytes(words[0]) >> 32) as u32,
+        tag: u64::from_le_bytes(words[1]),
+        stamp,
+        length: u64::from_le_bytes(words[5]),
+    })
 }
 
 /// The frame of these bytes, or `None` when the kind is unknown or the second byte is not zero.

@@ -1,8 +1,9 @@
 //! The receiving half: what arrives, and where its bytes go.
 
+use super::header::Whole;
 use super::{
-    Arrived, Cts, Ending, Frame, Key, Kind, MAX_PARKED, Matcher, Out, Retired, SendState, SlotId, Source,
-    Violation, done, keyed, units,
+    Arrived, Cts, Ending, Frame, Key, Kind, MAX_PARKED, Matcher, Out, RecvOp, Retired, SendState, SlotId,
+    Source, Violation, done, keyed, units,
 };
 use crate::memory::{ReadLease, RegionId, WriteLease};
 use crate::transport::op::{Event, OpError, OpId};
@@ -105,6 +106,43 @@ impl Matcher {
         }
         self.advance(&mut body, payload.len(), events);
         Ok(())
+    }
+
+    /// Takes a whole message that a posted receive waits for, and that is all as it should be: most of what comes. Returns
+    /// whether it did; otherwise nothing has happened, and [`Self::deliver`] finds out more.
+    #[inline]
+    pub fn take_whole(
+        &mut self,
+        head: &Whole<'_>,
+        payload: &[u8],
+        retired: &Retired,
+        events: &mut Vec<Event>,
+    ) -> bool {
+        let Some(agreed) = self.agreed else { return false };
+        let cost = units(head.length);
+        let given_back = u32::from(head.credit);
+        let lawful = self.eager(head.length)
+            && self.outstanding.saturating_add(cost) <= agreed.our_window
+            && given_back <= agreed.their_window - self.credit.min(agreed.their_window);
+        if !lawful || payload.len() as u64 != head.length || retired.has(head.tag) {
+            return false;
+        }
+        let key = (head.tag, head.seq);
+        let Some(slot) = self.recv_keys.get(&key).copied() else { return false };
+        let fits = |op: &RecvOp| !op.announced && op.stamp.0 == *head.stamp && op.into.len() == payload.len();
+        if !self.recvs.get(slot).is_some_and(fits) {
+            return false;
+        }
+        self.recv_keys.remove(&key);
+        self.credit += given_back;
+        // Spent by the peer, and to be given back, at once.
+        self.owed += cost;
+        if let Some(mut op) = self.recvs.take(slot) {
+            op.into.bytes_mut().copy_from_slice(payload);
+            self.forget_withdrawal(op.withdrawn);
+            done(events, op.id, Ok(()), op.into);
+        }
+        true
     }
 
     fn take_credit(&mut self, frame: &Frame) -> Result<(), Violation> {

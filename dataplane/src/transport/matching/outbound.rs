@@ -1,5 +1,6 @@
 //! The sending half: announcing, matching, and cutting messages into frames.
 
+use super::header::Whole;
 use super::{
     Cts, Ending, FRAME_BYTES, Frame, Kind, MAX_RAILS, Matcher, Out, Place, SendOp, SendState, SlotId, done,
     keyed, units,
@@ -59,9 +60,10 @@ impl Matcher {
         }
     }
 
-    /// The frame of a message that can go at once: eagerly, and before nothing that waits to be sent. Its payload must
+    /// The header of a message that can go at once: eagerly, and before nothing that waits to be sent. Its payload must
     /// follow, and the operation is over, without ever having been posted. `None`: post it.
-    pub fn eager_now(&mut self, tag: Tag, stamp: &Stamp, length: u64) -> Option<Frame> {
+    #[inline]
+    pub fn eager_now<'a>(&mut self, tag: Tag, stamp: &'a Stamp, length: u64) -> Option<Whole<'a>> {
         let cost = units(length);
         // With a word from the receiver already, it may not go eagerly.
         if !self.eager(length) || self.credit < cost || !self.out.is_empty() || !self.cts.is_empty() {
@@ -72,8 +74,7 @@ impl Matcher {
         let (next, _) = self.next.entry(tag).or_default();
         let seq = *next;
         *next = seq.wrapping_add(1);
-        let credit = self.credit_to_return();
-        Some(Frame { credit, stamp: *stamp, length, ..keyed(Kind::Eager, (tag, seq)) })
+        Some(Whole { credit: self.credit_to_return(), seq, tag, stamp: &stamp.0, length })
     }
 
     fn credit_to_return(&mut self) -> u16 {

@@ -39,6 +39,7 @@ impl<T> Slots<T> {
         Slots { places: Vec::new(), free: Vec::new(), limit: limit as usize }
     }
 
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
@@ -55,6 +56,7 @@ impl<T> Slots<T> {
     }
 
     /// Puts `value` away, or gives it back when all places are taken.
+    #[inline]
     pub(super) fn put(&mut self, value: T) -> Result<SlotId, T> {
         if let Some(index) = self.free.pop() {
             let place = &mut self.places[index as usize];
@@ -70,16 +72,19 @@ impl<T> Slots<T> {
         Ok(SlotId::new((self.places.len() - 1) as u32, 1))
     }
 
+    #[inline]
     pub(super) fn get(&self, id: SlotId) -> Option<&T> {
         let place = self.places.get(id.index())?;
         if place.generation == id.generation() { place.value.as_ref() } else { None }
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, id: SlotId) -> Option<&mut T> {
         let place = self.places.get_mut(id.index())?;
         if place.generation == id.generation() { place.value.as_mut() } else { None }
     }
 
+    #[inline]
     pub(super) fn take(&mut self, id: SlotId) -> Option<T> {
         let place = self.places.get_mut(id.index())?;
         if place.generation != id.generation() {

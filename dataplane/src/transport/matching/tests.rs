@@ -1,5 +1,6 @@
 //! Two matchers over an adversarial wire, seeded.
 
+use super::header::Whole;
 use super::{Agreed, Body, FRAME_BYTES, Frame, Kind, Matcher, Place, Retired, SlotId, Violation};
 use crate::memory::{Lease, Pool, Region};
 use crate::transport::seed::Seeded;
@@ -573,4 +574,38 @@ fn a_retired_group_gives_its_credit_back() {
     let late = m.accept(&Frame { seq: 1, ..eager }, &retired, &mut Vec::new()).unwrap();
     assert_eq!(late, Some(Body::discard(64)));
     assert!(!m.has_arrived(7 << 32));
+}
+
+#[test]
+fn the_straight_way_takes_what_waits_and_touches_nothing_else() {
+    // M2, M4
+    let pool = Pool::default();
+    let mut side = Side::new(0, 4, &pool, How::OneSided);
+    side.matcher.open(Agreed { eager_bytes: 64, their_window: 8, our_window: 8 }, &mut Vec::new());
+    assert!(side.post(Plan { lane: 0, k: 0, send: false, stamp: 1, len: 3 }));
+    let (tag, ours, theirs) = (Tag { group: 1, lane: 0 }.to_u64(), [1; 24], [2; 24]);
+    let good = Whole { credit: 0, seq: 0, tag, stamp: &ours, length: 3 };
+    let (mut none, mut over) = (Retired::default(), Retired::default());
+    none.add(9);
+    over.add(1);
+    let odd = [
+        (Whole { credit: 1, ..good }, "abc", &none),
+        (Whole { seq: 1, ..good }, "abc", &none),
+        (Whole { tag: tag + 1, ..good }, "abc", &none),
+        (Whole { stamp: &theirs, ..good }, "abc", &none),
+        (Whole { length: 4, ..good }, "abc", &none),
+        (Whole { length: 4, ..good }, "abcd", &none),
+        (good, "abc", &over),
+    ];
+    for (head, payload, retired) in odd {
+        assert!(!side.matcher.take_whole(&head, payload.as_bytes(), retired, &mut side.events), "{head:?}");
+    }
+    let state = |m: &Matcher| (m.credit, m.owed, m.outstanding, m.unmatched());
+    assert!(side.events.is_empty() && state(&side.matcher) == (8, 0, 0, (0, 1)));
+    assert!(side.matcher.take_whole(&good, b"abc", &none, &mut side.events));
+    assert_eq!(state(&side.matcher), (8, 2, 0, (0, 0)));
+    side.collect();
+    let posted = side.posted.values().next().unwrap();
+    assert_eq!((&posted.result, &posted.bytes[..]), (&Some(Ok(())), &b"abc"[..]));
+    assert!(!side.matcher.take_whole(&good, b"abc", &none, &mut side.events), "once");
 }
