@@ -208,7 +208,7 @@ fn place(net: &NameList, name: &str) -> usize {
     let is = |listed: &&str| *listed == name || (name == TCP && DRIVERS.contains(listed));
     let default = [SHM, RDMA, TCP];
     let found = match net {
-        NameList::Only(names) => names.iter().position(|listed| is(listed)),
+        NameList::Only(names) => names.iter().position(is),
         NameList::Auto | NameList::Except(_) => default.iter().position(is),
     };
     found.unwrap_or(default.len())
