@@ -1,6 +1,6 @@
 //! A store in one file of this machine, for a service that is started again when it has died.
 //!
-//! Changes are appended ([`super::record`]); when the file has grown to twice what it is worth, a new one with only what
+//! Changes are appended (`record`); when the file has grown to twice what it is worth, a new one with only what
 //! counts is written beside it and takes its place. One thread writes, so that the service goes on while a disk is slow.
 //!
 //! - F1. Whoever is told that a change is remembered finds it after the process has died; with [`Sync::Every`], also after

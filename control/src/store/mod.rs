@@ -1,7 +1,7 @@
 //! Where the coordination service keeps what must outlive its process, and who of several candidates may change it.
 //!
 //! [`Store`] is the small part of etcd that this needs: leases, a key of leadership that is put if it is not there, changes
-//! that take effect only while that key is, and a watch. [`file`] is one for a single process, [`etcd`] one for any number.
+//! that take effect only while that key is, and a watch. [`mod@file`] is one for a single process, [`etcd`] one for any number.
 //!
 //! - T1. A commit that returned `Ok` survives the death of the process, and of the machine where the store says so.
 //! - T2. A commit of a term that is over changes nothing, and says so ([`StoreError::Fenced`]).

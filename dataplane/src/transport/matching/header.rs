@@ -100,7 +100,7 @@ pub fn write(frame: &Frame, own: u8, bytes: &mut [u8; BYTES]) {
     bytes[56..64].copy_from_slice(&frame.offset.to_le_bytes());
 }
 
-/// Writes the header of a whole message, as [`write`] would: the straight way of small messages.
+/// Writes the header of a whole message, as [`write()`] would: the straight way of small messages.
 #[inline]
 pub fn write_eager(message: &Whole<'_>, own: u8, bytes: &mut [u8; BYTES]) {
     bytes[0] = EAGER;
