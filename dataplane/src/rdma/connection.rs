@@ -640,24 +640,6 @@ impl Connection {
         Ok(())
     }
 
-    fn failed(&self, kind: Request, rail: usize, wc: &WorkCompletion, devices: &[Device]) -> Cause {
-        let what = match kind {
-            Request::Receive => "a receive",
-            Request::Send => "a message",
-            Request::Write => "a write",
-            Request::Pulse => "a sign of life that was asked for",
-            Request::About => "a message about rails",
-            Request::Fence => "a fence",
-            Request::HelloHeard | Request::HelloLeft => "a hello",
-        };
-        let device = &devices[self.rails[rail].device].rail.device;
-        let evidence = format!(
-            "{what} on queue pair {} of {device} ended with: {} (vendor {:#x}), after {} messages from the peer",
-            wc.qp_num, wc.status, wc.vendor_error, self.taken
-        );
-        Cause::new(CauseKind::Reset, evidence)
-    }
-
     pub(super) fn violation(&self, what: &str) -> Cause {
         Cause::new(CauseKind::Protocol, format!("it {what} (after {} messages)", self.taken))
     }

@@ -16,8 +16,10 @@
 #![forbid(unsafe_code)]
 
 use super::connection::{Connection, Posted, Verdict};
+use super::device::Device;
 use super::rail::{SENDS, Write};
-use super::request::distance;
+use super::request::{Kind as Request, distance};
+use super::verbs::WorkCompletion;
 use super::wire::AboutRail;
 use crate::transport::matching::{Matcher, Retired};
 use crate::transport::{Cause, CauseKind, Event};
@@ -47,6 +49,31 @@ pub(super) struct Resumed {
 }
 
 impl Connection {
+    /// What a failed request tells of its rail.
+    pub(super) fn failed(
+        &self,
+        kind: Request,
+        rail: usize,
+        wc: &WorkCompletion,
+        devices: &[Device],
+    ) -> Cause {
+        let what = match kind {
+            Request::Receive => "a receive",
+            Request::Send => "a message",
+            Request::Write => "a write",
+            Request::Pulse => "a sign of life that was asked for",
+            Request::About => "a message about rails",
+            Request::Fence => "a fence",
+            Request::HelloHeard | Request::HelloLeft => "a hello",
+        };
+        let device = &devices[self.rails[rail].device].rail.device;
+        let evidence = format!(
+            "{what} on queue pair {} of {device} ended with: {} (vendor {:#x}), after {} messages from the peer",
+            wc.qp_num, wc.status, wc.vendor_error, self.taken
+        );
+        Cause::new(CauseKind::Reset, evidence)
+    }
+
     /// A request of a rail failed, or its port did, or its device `broke`: then what had come in cannot be told.
     pub(super) fn rail_failed(&mut self, rail: usize, cause: Cause, broke: bool) -> Verdict {
         let Some(of) = self.rails.get_mut(rail) else { return Verdict::On };

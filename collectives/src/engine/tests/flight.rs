@@ -37,8 +37,8 @@ fn a_rank_that_does_not_come_is_waited_for_by_its_neighbours() {
         w.begin(rank, 0, &all_reduce(), Some(&bytes), None).unwrap();
     }
     w.quiesce();
-    // A ring: 0 waits for 2 to send, and 1 for nobody else than 2 in the end.
-    let flight = w.cores[0].flight(false);
+    // Ranks 0 and 2 are of one machine, so the ring is 0, 2, 1: 1 waits for 2 to send, and for nobody else.
+    let flight = w.cores[1].flight(false);
     let [wait] = &flight.waits[..] else { panic!("{flight:?}") };
     assert!(!wait.queued && wait.call.collective == Some(Collective::AllReduce) && wait.began.is_some());
     assert!(wait.on.contains(&Awaited { rank: 2, peer: Peer(2), receives: true }), "{wait:?}");
@@ -47,7 +47,7 @@ fn a_rank_that_does_not_come_is_waited_for_by_its_neighbours() {
     // The clock shows how long, and the same call as still.
     w.tick();
     w.tick();
-    let later = w.cores[0].flight(true);
+    let later = w.cores[1].flight(true);
     assert!(later.waits[0].still_since >= wait.began.unwrap());
     assert!(later.calls[0].ended.is_none());
 }
@@ -66,10 +66,10 @@ fn what_was_exchanged_and_what_befell_is_told() {
     let [call] = flight.calls[..] else { panic!("{flight:?}") };
     assert!(call.first_byte.is_some() && matches!(call.ended, Some((_, Ending::Done))));
     assert_eq!(flight.last, Some(call));
-    // A ring of 3: two thirds of the bytes twice, to the next and from the one before.
+    // The ring 0, 2, 1: two thirds of the bytes twice, to the next and from the one before.
     let moved = ELEMENTS as u64 * 4 * 4 / 3;
     let of = |peer: u32| flight.peers.iter().find(|p| p.peer == Peer(peer)).unwrap().exchanged;
-    let (to, from) = (of(2), of(0));
+    let (to, from) = (of(0), of(2));
     assert!(to.sent_bytes.abs_diff(moved) < 16 && from.received_bytes.abs_diff(moved) < 16, "{flight:?}");
     assert_eq!((to.receives, from.sends), (0, 0));
     assert_ne!(to, Exchanged::default());
