@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 use ringway::{CollectiveError, Communicator, ReduceOp};
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -33,7 +34,8 @@ fn main() -> ExitCode {
     let comm = match Communicator::from_env() {
         Ok(comm) => comm,
         Err(error) => {
-            eprintln!("{error}");
+            // In one write: other ranks write to the same file, and `eprintln!` writes each of its parts by itself.
+            let _ = io::stderr().write_all(format!("{error}\n").as_bytes());
             return ExitCode::FAILURE;
         }
     };
