@@ -9,9 +9,10 @@ step() { printf '\n== %s\n' "$*"; }
 step "system packages"
 sh tests/prepare.sh
 sh tests/etcd.sh
+sh tests/gpu/fetch-nccl.sh
 step "format"
 cargo fmt --all --check
-step "lints, with and without hwloc"
+step "lints, with and without hwloc and NCCL"
 cargo clippy --workspace --all-targets --locked -- -D warnings
 cargo clippy --locked --no-default-features -- -D warnings
 step "documentation"

@@ -39,6 +39,8 @@ fn every_subject_is_covered() {
         "memory node",
         "RDMA",
         "Shared memory between ranks",
+        "GPUs",
+        "NCCL",
         "local rank 2",
     ] {
         assert!(text.contains(subject), "{subject} is missing: {text}");

@@ -9,6 +9,7 @@ mod doctor;
 mod failover;
 mod failures;
 mod forbidden;
+mod gpu;
 mod process;
 mod rdma;
 mod run;

@@ -9,6 +9,7 @@
 //! - I3: a default is read by the same code as a given value, so none can be outside of its own range.
 #![forbid(unsafe_code)]
 
+mod gpu;
 mod rdma;
 mod shm;
 mod status;
@@ -24,6 +25,7 @@ use ringway_dataplane::fabric::interface::{self, Filter};
 use ringway_dataplane::rdma::RdmaConfig;
 use ringway_topology::model::place::Threads;
 
+pub use gpu::GpuSettings;
 pub use status::StatusSettings;
 use table::{Kind, Setting, TABLE};
 use value::Value;
@@ -116,6 +118,8 @@ pub struct Settings {
     pub log: String,
     /// What a process shows of itself.
     pub status: StatusSettings,
+    /// Work on GPUs.
+    pub gpu: GpuSettings,
     /// What the environment gave, as text, secrets masked.
     given: BTreeMap<&'static str, String>,
 }
@@ -326,6 +330,7 @@ impl Settings {
             join_timeout: values.millis("RINGWAY_JOIN_TIMEOUT_MS"),
             log: values.text("RINGWAY_LOG").unwrap_or_default(),
             status: values.status_settings(xdg),
+            gpu: values.gpu_settings(),
             given: masked,
         }
     }

@@ -484,6 +484,28 @@ pub const TABLE: &[Setting] = &[
         "ms",
         "How long a rank that has reached the coordination service waits for the others to join.",
     ),
+    // Work on GPUs.
+    row(
+        "RINGWAY_NCCL_LIBRARY",
+        Kind::Text,
+        None,
+        "",
+        "NCCL's file. Unset, the dynamic loader looks for libnccl.so.2, then libnccl.so.",
+    ),
+    row(
+        "RINGWAY_DEVICE",
+        Kind::AutoOrNumber { min: 0, max: 1023 },
+        Some("auto"),
+        "",
+        "The GPU of this rank. auto takes the one with the rank's number on its host, from the first again behind the last.",
+    ),
+    row(
+        "RINGWAY_DEVICE_TIMEOUT_MS",
+        Kind::Number { min: 10, max: DAY_MS },
+        Some("600000"),
+        "ms",
+        "How long a call may be under way on a GPU before its communicator is aborted.",
+    ),
     // What it says.
     row(
         "RINGWAY_LOG",

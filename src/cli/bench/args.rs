@@ -1,5 +1,6 @@
 //! The flags of `ringway bench`: those of nccl-tests where they mean the same, and for messages those of perftest.
 
+use super::device::On;
 use super::p2p::P2pArgs;
 use super::printer::Format;
 use super::sizes::{self, Growth};
@@ -143,6 +144,9 @@ pub(crate) struct CollectiveArgs {
     /// Root of broadcast, reduce, gather and scatter
     #[arg(short = 'r', long, default_value_t = 0)]
     pub(super) root: u32,
+    /// Whose memory: cpu, cuda (each rank's own GPU, by NCCL), or cuda:N
+    #[arg(long, default_value = "cpu")]
+    pub(super) device: On,
     /// Use the started (asynchronous) form where there is one
     #[arg(long)]
     pub(super) started: bool,

@@ -4,10 +4,12 @@
 //! - [`args`]: the flags. [`sizes`]: byte counts and sweeps. [`values`]: inputs and what must come out.
 //! - [`case`]: one size's memory, call and check. [`measure`]: the sweep. [`table`]: a row of
 //!   figures. [`printer`]: prints the rows of any benchmark.
+//! - [`device`]: whose memory it is.
 //! - [`p2p`]: all of that for messages.
 
 mod args;
 mod case;
+mod device;
 mod measure;
 mod p2p;
 mod printer;
@@ -63,6 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, BenchError> {
 fn run_collective(args: &CollectiveArgs) -> Result<ExitCode, BenchError> {
     args.check_flags().map_err(BenchError::Flags)?;
     let settings = Settings::from_env()?;
+    device::check(args.device, &settings)?;
     let launch = Launch::from_env()?;
     let ranks = args.ranks.unwrap_or(DEFAULT_RANKS);
     if launch.found_by == Launcher::Single {

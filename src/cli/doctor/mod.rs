@@ -5,9 +5,11 @@
 //! - [`network`]: interfaces, their addresses, congestion control.
 //! - [`rdma`]: RDMA devices, their ports and GIDs, which are used, and what is in the way of the others.
 //! - [`shm`]: shared memory between the ranks of this host.
+//! - [`gpu`]: GPUs, their driver, and NCCL.
 //! - [`kernel`]: io_uring, locked memory, shared memory, huge pages.
 //! - [`machine`]: processors, memory nodes, control groups, devices, and where ranks would go.
 
+mod gpu;
 mod kernel;
 mod machine;
 mod network;
@@ -72,6 +74,7 @@ fn look(args: &Args, given: &Result<Settings, ringway_control::settings::Setting
     let mut sections = vec![settings::section(given), settings::launch(&in_force)];
     sections.extend([network::interfaces(&in_force), network::congestion(&in_force)]);
     sections.extend([rdma::section(&in_force), shm::section(&in_force)]);
+    sections.push(gpu::section(&in_force));
     sections.extend([kernel::io_uring(&in_force), kernel::memory(&in_force)]);
     sections.extend(machine::sections(args.ranks, &in_force));
     let uname = rustix::system::uname();

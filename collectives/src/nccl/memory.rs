@@ -1,0 +1,216 @@
+//! Memory of GPUs, and memory of the host that a GPU reaches by itself.
+
+use super::device::Context;
+use super::error::CudaError;
+use super::stream::Stream;
+use cudarc::driver::sys::CUdeviceptr;
+use ringway_dataplane::memory::Element;
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Elements in the memory of a GPU.
+///
+/// Freeing waits for the GPU, as the driver does it, so memory is never given to others under work that goes on.
+pub struct DeviceBuffer<T: Element> {
+    at: CUdeviceptr,
+    len: usize,
+    owned: bool,
+    context: Arc<Context>,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> std::fmt::Debug for DeviceBuffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DeviceBuffer({} x {} at {:#x}, {:?})", T::DTYPE, self.len, self.at, self.context)
+    }
+}
+
+impl<T: Element> DeviceBuffer<T> {
+    /// `len` zeroed elements.
+    ///
+    /// # Errors
+    /// When the GPU has no more memory.
+    pub fn zeroed(context: &Arc<Context>, len: usize, stream: &Stream) -> Result<DeviceBuffer<T>, CudaError> {
+        let driver = context.enter()?;
+        // The driver gives no memory of length 0.
+        let bytes = len.saturating_mul(size_of::<T>()).max(1);
+        let mut at: CUdeviceptr = 0;
+        // SAFETY: `at` is writable, and the thread is in the context.
+        driver.check("cuMemAlloc", unsafe { (driver.functions.cuMemAlloc_v2)(&mut at, bytes) })?;
+        let buffer =
+            DeviceBuffer { at, len, owned: true, context: Arc::clone(context), elements: PhantomData };
+        // SAFETY: there are `bytes` bytes at `at`, which nobody else knows.
+        let filled = unsafe { (driver.functions.cuMemsetD8Async)(at, 0, bytes, stream.raw()) };
+        driver.check("cuMemsetD8Async", filled)?;
+        stream.synchronize()?;
+        Ok(buffer)
+    }
+
+    /// Memory that something else has allocated: a framework's tensor.
+    ///
+    /// # Safety
+    /// There are `len` elements at `address` in the memory of the GPU of `context`, which outlive this and are used by
+    /// nobody else while a call on this is under way.
+    pub unsafe fn borrowed(context: &Arc<Context>, address: u64, len: usize) -> DeviceBuffer<T> {
+        DeviceBuffer { at: address, len, owned: false, context: Arc::clone(context), elements: PhantomData }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where it is, in the GPU's addresses.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.at
+    }
+
+    /// What it is in.
+    #[must_use]
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Copies `from` here, through `stream`, and waits for it.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn copy_from(&mut self, from: &[T], stream: &Stream) -> Result<(), CudaError> {
+        assert_eq!(from.len(), self.len, "copy_from: a slice of another length");
+        if self.is_empty() {
+            return Ok(());
+        }
+        let driver = self.context.enter()?;
+        // SAFETY: both sides have as many bytes, and the copy is waited for before the loans end.
+        let begun = unsafe {
+            (driver.functions.cuMemcpyHtoDAsync_v2)(
+                self.at,
+                from.as_ptr().cast(),
+                size_of_val(from),
+                stream.raw(),
+            )
+        };
+        driver.check("cuMemcpyHtoDAsync", begun).and(stream.synchronize())
+    }
+
+    /// Copies what is here to `to`, through `stream`, and waits for it.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn copy_to(&self, to: &mut [T], stream: &Stream) -> Result<(), CudaError> {
+        assert_eq!(to.len(), self.len, "copy_to: a slice of another length");
+        if self.is_empty() {
+            return Ok(());
+        }
+        let driver = self.context.enter()?;
+        // SAFETY: as above; any bits are an element.
+        let begun = unsafe {
+            (driver.functions.cuMemcpyDtoHAsync_v2)(
+                to.as_mut_ptr().cast(),
+                self.at,
+                size_of_val(to),
+                stream.raw(),
+            )
+        };
+        driver.check("cuMemcpyDtoHAsync", begun).and(stream.synchronize())
+    }
+}
+
+impl<T: Element> Drop for DeviceBuffer<T> {
+    fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
+        // SAFETY: allocated once and freed once; the driver waits for the work that uses it.
+        let free = |driver: &super::driver::Driver| unsafe { (driver.functions.cuMemFree_v2)(self.at) };
+        let done = self.context.enter().and_then(|d| d.check("cuMemFree", free(d)));
+        if let Err(error) = done {
+            tracing::debug!(%error, "at the end of a buffer");
+        }
+    }
+}
+
+/// Elements in memory of the host that does not move, so that a GPU copies them by itself.
+pub struct PinnedBuffer<T: Element> {
+    at: NonNull<T>,
+    len: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: it is plain memory that it owns.
+unsafe impl<T: Element> Send for PinnedBuffer<T> {}
+// SAFETY: as above.
+unsafe impl<T: Element> Sync for PinnedBuffer<T> {}
+
+impl<T: Element> std::fmt::Debug for PinnedBuffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PinnedBuffer({} x {}, {:?})", T::DTYPE, self.len, self.context)
+    }
+}
+
+impl<T: Element> PinnedBuffer<T> {
+    /// `len` zeroed elements.
+    ///
+    /// # Errors
+    /// When the system pins no more memory.
+    pub fn zeroed(context: &Arc<Context>, len: usize) -> Result<PinnedBuffer<T>, CudaError> {
+        let driver = context.enter()?;
+        let bytes = len.saturating_mul(size_of::<T>()).max(1);
+        let mut at: *mut c_void = std::ptr::null_mut();
+        // SAFETY: `at` is writable, and the thread is in the context.
+        driver.check("cuMemAllocHost", unsafe { (driver.functions.cuMemAllocHost_v2)(&mut at, bytes) })?;
+        let refused = || driver.check("cuMemAllocHost", super::driver::ERROR_OUT_OF_MEMORY);
+        let Some(at) = NonNull::new(at.cast::<T>()) else {
+            return refused().map(|()| unreachable!("that is an error"));
+        };
+        // SAFETY: there are `bytes` bytes, page-aligned, which nobody else knows.
+        unsafe { at.as_ptr().cast::<u8>().write_bytes(0, bytes) };
+        Ok(PinnedBuffer { at, len, context: Arc::clone(context) })
+    }
+}
+
+impl<T: Element> Deref for PinnedBuffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: there are `len` elements, all of them initialised; any bits are an element.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for PinnedBuffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as above, and it is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Element> Drop for PinnedBuffer<T> {
+    fn drop(&mut self) {
+        // SAFETY: allocated once and freed once; the driver waits for copies that use it.
+        let free = |driver: &super::driver::Driver| unsafe {
+            (driver.functions.cuMemFreeHost)(self.at.as_ptr().cast())
+        };
+        let done = self.context.enter().and_then(|d| d.check("cuMemFreeHost", free(d)));
+        if let Err(error) = done {
+            tracing::debug!(%error, "at the end of a pinned buffer");
+        }
+    }
+}
