@@ -49,7 +49,7 @@ struct VisibleCli {
 #[derive(Subcommand)]
 enum Command {
     #[command(flatten)]
-    Visible(Visible),
+    Visible(Box<Visible>),
     #[command(flatten)]
     Stage(run::Stage),
 }
@@ -67,15 +67,18 @@ enum Visible {
 
 /// Runs the program; the exit code is what its subcommand says.
 pub(crate) fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Visible(Visible::Run(args)) => done("run", run::run(&args)),
-        Command::Visible(Visible::Bench(args)) => done("bench", bench::run(&args)),
-        Command::Visible(Visible::Serve(args)) => done("serve", serve::run(&args)),
-        Command::Visible(Visible::Status(args)) => done("status", status::run(&args)),
-        Command::Visible(Visible::Doctor(args)) => done("doctor", doctor::run(&args)),
-        Command::Visible(Visible::Topo(args)) => done("topo", topo::run(&args)),
-        Command::Visible(Visible::Completions(args)) => done("completions", completions::run(&args)),
-        Command::Stage(stage) => stage.run(),
+    let visible = match Cli::parse().command {
+        Command::Visible(visible) => *visible,
+        Command::Stage(stage) => return stage.run(),
+    };
+    match visible {
+        Visible::Run(args) => done("run", run::run(&args)),
+        Visible::Bench(args) => done("bench", bench::run(&args)),
+        Visible::Serve(args) => done("serve", serve::run(&args)),
+        Visible::Status(args) => done("status", status::run(&args)),
+        Visible::Doctor(args) => done("doctor", doctor::run(&args)),
+        Visible::Topo(args) => done("topo", topo::run(&args)),
+        Visible::Completions(args) => done("completions", completions::run(&args)),
     }
 }
 
