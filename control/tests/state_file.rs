@@ -108,6 +108,26 @@ fn a_file_that_has_grown_is_written_anew() {
     assert_eq!((found.len(), &found[32]), (33, &entry("same", &large)));
 }
 
+/// F3: where there is no room for another file, the old one goes on.
+#[test]
+fn a_file_that_cannot_be_written_anew_goes_on() {
+    let file = File::new("stuck");
+    let beside = format!("{}.new", file.0.display());
+    std::fs::create_dir(&beside).unwrap();
+    let store = FileStore::open(&file.0, Sync::System).unwrap();
+    let large = vec![7; 1 << 20];
+    for round in 0..12u8 {
+        commit(&store, vec![vec![put("same", &large), put("round", &[round])]]).unwrap();
+    }
+    std::fs::remove_dir(&beside).unwrap();
+    assert!(file.bytes() > 12 << 20);
+    drop(store);
+    let store = open_when_free(&file);
+    assert_eq!(load(&store), [entry("round", &[11]), entry("same", &large)]);
+    commit(&store, vec![vec![put("round", b"x")]]).unwrap();
+    assert!(file.bytes() < 2 << 20, "{} bytes for 1 MiB", file.bytes());
+}
+
 /// F3: a last record that was not written whole counts for nothing, and what is written after it is read again.
 #[test]
 fn a_file_that_was_cut_off_goes_on_from_what_is_whole() {
@@ -119,7 +139,7 @@ fn a_file_that_was_cut_off_goes_on_from_what_is_whole() {
     commit(&store, vec![vec![put("a", b"2")]]).unwrap();
     drop(store);
     drop(open_when_free(&file));
-    for cut in [whole + 1, whole + 9, file.bytes() - 1] {
+    for cut in [whole + 1, whole + 13, file.bytes() - 1] {
         let half = OpenOptions::new().write(true).open(&file.0).unwrap();
         half.set_len(cut).unwrap();
         let store = open_when_free(&file);
@@ -149,7 +169,7 @@ fn damage_and_other_files_are_refused_in_words() {
     drop(store);
     drop(open_when_free(&file));
     let mut bytes = OpenOptions::new().write(true).open(&file.0).unwrap();
-    bytes.seek(SeekFrom::Start(8 + 8 + 1)).unwrap();
+    bytes.seek(SeekFrom::Start(8 + 12 + 1)).unwrap();
     bytes.write_all(b"\xff").unwrap();
     let error = refused(&file);
     assert!(error.to_string().contains("damaged at byte 8 ("), "{error}");

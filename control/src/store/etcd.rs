@@ -29,7 +29,7 @@ use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use super::{Claim, Entry, Lease, Store, StoreError, Term, Value, Write, latest};
+use super::{Claim, Entry, Lease, Store, StoreError, Term, Value, Write, latest, size};
 use crate::settings::HostPort;
 
 /// A member that does not answer within this time is left for the next.
@@ -42,7 +42,8 @@ const TXN_OPERATIONS: usize = 100;
 const TXN_BYTES: usize = 5 << 18;
 /// Longest value that a service over etcd takes, in bytes, so that with its key it fits in a transaction.
 pub const VALUE_LIMIT_BYTES: usize = 1 << 20;
-/// Keys that are read at once.
+/// Keys that are read at once, at first: a quarter of them each time that they do not come within [`CALL_LIMIT`], since
+/// values may be long and the way slow.
 const PAGE_KEYS: i64 = 256;
 /// Longest answer that is taken, in bytes: a page of the longest values.
 const ANSWER_LIMIT_BYTES: usize = 512 << 20;
@@ -257,7 +258,6 @@ fn after_all(prefix: &[u8]) -> Vec<u8> {
 
 /// Cuts batches into transactions, none of them cut unless it is over the limits by itself.
 fn transactions(batches: Vec<Vec<Write>>) -> Result<Vec<Vec<Write>>, StoreError> {
-    let size = |write: &Write| write.key.len() + write.value.as_ref().map_or(0, |value| value.len());
     let (mut all, mut open, mut bytes) = (Vec::new(), Vec::new(), 0);
     for batch in batches {
         let whole: usize = batch.iter().map(size).sum();
@@ -367,21 +367,23 @@ impl Store for EtcdStore {
 
     async fn load(&self) -> Result<Vec<Entry>, StoreError> {
         let prefix = self.key("state/");
-        let (mut from, end) = (prefix.clone(), after_all(&prefix));
+        let (mut from, end, mut limit) = (prefix.clone(), after_all(&prefix), PAGE_KEYS);
         let mut entries: Vec<Entry> = Vec::new();
         loop {
-            let request = RangeRequest {
-                key: from.clone(),
-                range_end: end.clone(),
-                limit: PAGE_KEYS,
-                ..RangeRequest::default()
-            };
+            let request =
+                RangeRequest { key: from.clone(), range_end: end.clone(), limit, ..RangeRequest::default() };
             let page = self.ask("give the state", |channel| {
                 let request = request.clone();
                 let mut client = KvClient::new(channel).max_decoding_message_size(ANSWER_LIMIT_BYTES);
                 async move { Ok(client.range(request).await?.into_inner()) }
             });
-            let page = page.await?;
+            let page = match page.await {
+                Err(StoreError::Unreachable { .. }) if limit > 1 => {
+                    limit /= 4;
+                    continue;
+                }
+                page => page?,
+            };
             if let Some(last) = page.kvs.last() {
                 // The next key there can be.
                 from = [last.key.as_slice(), &[0]].concat();

@@ -1,7 +1,8 @@
 //! A store in one file of this machine, for a service that is started again when it has died.
 //!
 //! Changes are appended (`record`); when the file has grown to twice what it is worth, a new one with only what
-//! counts is written beside it and takes its place. One thread writes, so that the service goes on while a disk is slow.
+//! counts is written beside it and takes its place. Where that fails, the old one goes on. One thread writes, so that the
+//! service goes on while a disk is slow.
 //!
 //! - F1. Whoever is told that a change is remembered finds it after the process has died; with [`Sync::Every`], also after
 //!   the machine has.
@@ -14,20 +15,19 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read as _, Seek, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::record::{MARK, Next, RECORD_LIMIT_BYTES, Reader, frame};
-use super::{Claim, Entry, Lease, Store, StoreError, Term, Value, Write, latest};
+use super::{Claim, Entry, Lease, Store, StoreError, Term, Value, Write, latest, size};
 
 /// A file below this size is never written anew.
 const COMPACT_FROM_BYTES: u64 = 4 << 20;
-/// Changes of a new file are put into records of about this size.
-const SNAPSHOT_RECORD_BYTES: usize = 1 << 20;
+/// Changes are put together into records of about this size.
+const RECORD_BYTES: usize = 1 << 20;
 /// The only candidate leads for as long as it lives.
 const ENDLESS: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// The only term.
@@ -45,7 +45,7 @@ pub enum Sync {
 /// A state file that is open.
 #[derive(Clone)]
 pub struct FileStore {
-    to: mpsc::SyncSender<Job>,
+    to: mpsc::Sender<Job>,
     /// Handed out once, to the term that begins with it.
     entries: Arc<Mutex<Option<Vec<Entry>>>>,
     path: Arc<PathBuf>,
@@ -55,7 +55,7 @@ pub struct FileStore {
 const JOBS_LIMIT: usize = 16;
 
 struct Job {
-    writes: Vec<Write>,
+    batches: Vec<Vec<Write>>,
     done: oneshot::Sender<Result<(), StoreError>>,
 }
 
@@ -67,6 +67,8 @@ struct Log {
     /// Held for its lock.
     _lock: File,
     bytes: u64,
+    /// Below this size it is not written anew.
+    compact_from: u64,
     live: BTreeMap<String, Value>,
     live_bytes: u64,
 }
@@ -80,11 +82,11 @@ impl FileStore {
     pub fn open(path: &Path, sync: Sync) -> Result<FileStore, StoreError> {
         let mut log = Log::open(path, sync)?;
         let entries = log.live.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        let (to, jobs) = mpsc::sync_channel::<Job>(JOBS_LIMIT);
+        let (to, mut jobs) = mpsc::channel::<Job>(JOBS_LIMIT);
         let write = move || {
             let mut broken = false;
-            for Job { writes, done } in jobs {
-                let result = if broken { Err(StoreError::Closed) } else { log.append(writes) };
+            while let Some(Job { batches, done }) = jobs.blocking_recv() {
+                let result = if broken { Err(StoreError::Closed) } else { log.append(batches) };
                 broken |= result.is_err();
                 // Whoever asked may have ended meanwhile.
                 let _ = done.send(result);
@@ -139,15 +141,7 @@ impl Store for FileStore {
 
     async fn commit(&self, _: Term, batches: Vec<Vec<Write>>) -> Result<(), StoreError> {
         let (done, outcome) = oneshot::channel();
-        let mut job = Job { writes: latest(batches.into_iter().flatten()), done };
-        // One commit is under way at a time, so there is room.
-        while let Err(refused) = self.to.try_send(job) {
-            match refused {
-                mpsc::TrySendError::Full(back) => job = back,
-                mpsc::TrySendError::Disconnected(_) => return Err(StoreError::Closed),
-            }
-            tokio::task::yield_now().await;
-        }
+        self.to.send(Job { batches, done }).await.map_err(|_| StoreError::Closed)?;
         outcome.await.unwrap_or(Err(StoreError::Closed))
     }
 }
@@ -156,6 +150,22 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
     name.into()
+}
+
+/// Puts batches together into records, of which none is cut.
+fn records(batches: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
+    let (mut all, mut open, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for batch in batches {
+        let more: usize = batch.iter().map(size).sum();
+        if !open.is_empty() && bytes + more > RECORD_BYTES {
+            all.push(latest(std::mem::take(&mut open)));
+            bytes = 0;
+        }
+        bytes += more;
+        open.extend(batch);
+    }
+    all.push(latest(open));
+    all
 }
 
 /// Makes what was renamed or made in the folder of `path` reach the disk.
@@ -203,6 +213,7 @@ impl Log {
             file: file.try_clone().map_err(fault("open"))?,
             _lock: lock,
             bytes: length,
+            compact_from: COMPACT_FROM_BYTES,
             live: BTreeMap::new(),
             live_bytes: 0,
         };
@@ -227,6 +238,10 @@ impl Log {
                 }
             }
         }
+        if sync == Sync::Every {
+            // F1: the last process may have died between writing and syncing, and what is read here is told.
+            log.file.sync_data().map_err(fault("write"))?;
+        }
         log.file.seek(SeekFrom::Start(log.bytes)).map_err(fault("read"))?;
         Ok(log)
     }
@@ -237,36 +252,37 @@ impl Log {
     }
 
     fn keep(&mut self, write: Write) {
-        let size = |key: &String, value: &Value| (key.len() + value.len()) as u64;
+        let worth = |key: &String, value: &Value| (key.len() + value.len()) as u64;
         let before = match write.value {
             Some(value) => {
-                self.live_bytes += size(&write.key, &value);
+                self.live_bytes += worth(&write.key, &value);
                 self.live.insert(write.key.clone(), value)
             }
             None => self.live.remove(&write.key),
         };
-        self.live_bytes -= before.map_or(0, |before| size(&write.key, &before));
+        self.live_bytes -= before.map_or(0, |before| worth(&write.key, &before));
     }
 
     /// F1
-    fn append(&mut self, writes: Vec<Write>) -> Result<(), StoreError> {
-        let mut record = Vec::new();
-        if !frame(&writes, &mut record) {
-            let size = |write: &Write| write.key.len() + write.value.as_ref().map_or(0, |value| value.len());
-            let largest = writes.iter().max_by_key(|write| size(write));
-            return Err(StoreError::TooLarge {
-                key: largest.map_or_else(String::new, |write| write.key.clone()),
-                bytes: largest.map_or(0, size),
-                limit_bytes: RECORD_LIMIT_BYTES,
-            });
+    fn append(&mut self, batches: Vec<Vec<Write>>) -> Result<(), StoreError> {
+        let (records, mut bytes) = (records(batches), Vec::new());
+        for writes in &records {
+            if !frame(writes, &mut bytes) {
+                let largest = writes.iter().max_by_key(|write| size(write));
+                return Err(StoreError::TooLarge {
+                    key: largest.map_or_else(String::new, |write| write.key.clone()),
+                    bytes: largest.map_or(0, size),
+                    limit_bytes: RECORD_LIMIT_BYTES,
+                });
+            }
         }
-        self.file.write_all(&record).map_err(self.fault("write"))?;
+        self.file.write_all(&bytes).map_err(self.fault("write"))?;
         if self.sync == Sync::Every {
             self.file.sync_data().map_err(self.fault("write"))?;
         }
-        self.bytes += record.len() as u64;
-        writes.into_iter().for_each(|write| self.keep(write));
-        if self.bytes > COMPACT_FROM_BYTES && self.bytes > 2 * self.live_bytes + COMPACT_FROM_BYTES {
+        self.bytes += bytes.len() as u64;
+        records.into_iter().flatten().for_each(|write| self.keep(write));
+        if self.bytes > self.compact_from && self.bytes > 2 * self.live_bytes + COMPACT_FROM_BYTES {
             self.compact()?;
         }
         Ok(())
@@ -275,11 +291,25 @@ impl Log {
     /// F3: only what counts, in a new file that takes the place of this one.
     fn compact(&mut self) -> Result<(), StoreError> {
         let new = beside(&self.path, ".new");
-        let (file, bytes) = self.snapshot(&new).map_err(self.fault("write anew"))?;
-        std::fs::rename(&new, &self.path).map_err(self.fault("replace"))?;
+        let made = self.snapshot(&new).and_then(|made| std::fs::rename(&new, &self.path).map(|()| made));
+        let (file, bytes) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                tracing::warn!(
+                    "the state file {} cannot be written anew ({error}) and goes on as it is, with {} bytes",
+                    self.path.display(),
+                    self.bytes
+                );
+                // It takes room, and the disk may be full; there may be none.
+                let _ = std::fs::remove_file(&new);
+                self.compact_from = self.bytes + COMPACT_FROM_BYTES;
+                return Ok(());
+            }
+        };
+        // Without it, what is written from now on would go with the new file.
         sync_folder(&self.path).map_err(self.fault("replace"))?;
         tracing::debug!("the state file {} went from {} to {bytes} bytes", self.path.display(), self.bytes);
-        (self.file, self.bytes) = (file, bytes);
+        (self.file, self.bytes, self.compact_from) = (file, bytes, COMPACT_FROM_BYTES);
         Ok(())
     }
 
@@ -287,22 +317,40 @@ impl Log {
         let mut file = private().truncate(true).open(new)?;
         let mut bytes = MARK.len() as u64;
         file.write_all(&MARK)?;
-        let (mut record, mut writes, mut size) = (Vec::new(), Vec::new(), 0);
+        let (mut record, mut writes, mut open) = (Vec::new(), Vec::new(), 0);
         let mut live = self.live.iter().peekable();
         while let Some((key, value)) = live.next() {
-            size += key.len() + value.len();
+            open += key.len() + value.len();
             writes.push(Write { key: key.clone(), value: Some(value.clone()) });
-            if size >= SNAPSHOT_RECORD_BYTES || live.peek().is_none() {
+            if open >= RECORD_BYTES || live.peek().is_none() {
                 record.clear();
                 if !frame(&writes, &mut record) {
                     return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a value is over the limit"));
                 }
                 file.write_all(&record)?;
                 bytes += record.len() as u64;
-                (writes, size) = (Vec::new(), 0);
+                (writes, open) = (Vec::new(), 0);
             }
         }
         file.sync_all()?;
         Ok((file, bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(key: &str, bytes: usize) -> Write {
+        Write { key: key.to_owned(), value: Some(Value::new(vec![0; bytes])) }
+    }
+
+    /// What many callers wrote at once may be more than one record takes.
+    #[test]
+    fn batches_are_put_together_and_not_cut() {
+        let cut = |batches| -> Vec<usize> { records(batches).iter().map(Vec::len).collect() };
+        assert_eq!(cut(vec![vec![put("a", 1), put("b", 1)], vec![put("b", 2)], vec![put("c", 1)]]), [3]);
+        let large = |key: &str| vec![put(key, RECORD_BYTES), put("same", 1)];
+        assert_eq!(cut(vec![large("a"), large("b"), vec![], vec![put("c", 1)]]), [2, 2, 1]);
     }
 }

@@ -5,7 +5,8 @@
 //!
 //! - T1. A commit that returned `Ok` survives the death of the process, and of the machine where the store says so.
 //! - T2. A commit of a term that is over changes nothing, and says so ([`StoreError::Fenced`]).
-//! - T3. Every call ends: with an answer, or an error within the store's own limit for one call.
+//! - T3. Every call ends: with an answer, or an error within the store's own limit for one call. A file has no such limit:
+//!   while its disk does not answer, a commit waits.
 #![forbid(unsafe_code)]
 
 pub mod etcd;
@@ -131,6 +132,11 @@ pub trait Store: Clone + Send + Sync + 'static {
         term: Term,
         batches: Vec<Vec<Write>>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
+}
+
+/// Bytes of a change: its key and its value.
+fn size(write: &Write) -> usize {
+    write.key.len() + write.value.as_ref().map_or(0, |value| value.len())
 }
 
 /// Changes one after the other, of which the last to each key counts.
