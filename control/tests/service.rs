@@ -2,7 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +12,8 @@ use ringway_control::rpc::client::{
     Agent, AgentConfig, AgentError, Alarm, BarrierError, Evidence, GroupRequest, GroupTable, JoinError,
     Process, Seen, StoreError,
 };
-use ringway_control::rpc::serve::{ServeError, Server, ServerConfig};
+use ringway_control::rpc::serve::{Keep, ServeError, Server, ServerConfig};
+use ringway_control::store::file::{FileStore, Sync};
 use ringway_topology::{HostId, Incarnation, TaskId};
 
 /// Far longer than anything here takes: a test that reaches it fails.
@@ -173,6 +175,61 @@ fn a_process_that_vanishes_is_named_to_all() {
     assert!(matches!(&dead, BarrierError::TaskLost { detail, .. } if detail.contains("task:1")), "{dead}");
     let late = alarms(&job[1].0).recv_timeout(PATIENCE).unwrap();
     assert!(matches!(late, Alarm::Lost(_)), "a listener that comes later hears it too");
+}
+
+/// A way to a server that can be cut off without a word: nothing passes any more, and no connection ends.
+fn cuttable(to: SocketAddr) -> (SocketAddr, Arc<AtomicBool>) {
+    let listener = TcpListener::bind(local()).unwrap();
+    let (address, cut) = (listener.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
+    let is_cut = cut.clone();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(to).unwrap());
+            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            for (from, to) in [(client, server), back] {
+                let is_cut = is_cut.clone();
+                thread::spawn(move || carry(from, to, &is_cut));
+            }
+        }
+    });
+    (address, cut)
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
+    let mut bytes = [0; 4096];
+    while let Ok(got @ 1..) = from.read(&mut bytes) {
+        while is_cut.load(Ordering::Relaxed) {
+            thread::park();
+        }
+        if to.write_all(&bytes[..got]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
+/// W2 of the way to the coordinator: as when the leader's host loses power, and its connections stand.
+#[test]
+fn losses_are_heard_of_after_the_way_is_cut_off_without_a_word() {
+    let file = format!("{}/cut-{}.state", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let store = FileStore::open(file.as_ref(), Sync::System).unwrap();
+    let keep = Keep::File { store, failover: PATIENCE };
+    let server = ServerConfig { keep, ..ServerConfig::new(coordinator(2), Incarnation(77)) };
+    let server = Server::start(local(), server).unwrap();
+    let (way, cut) = cuttable(server.local_addr());
+    let mut config = AgentConfig::new(format!("{way},{}", server.local_addr()), process(0, 500), PATIENCE);
+    config.times.heartbeat_every = Duration::from_millis(20);
+    let survivor = Agent::start(config).unwrap();
+    let heard = alarms(&survivor);
+    let other = agent(&server, 1);
+    cut.store(true, Ordering::Relaxed);
+    drop(other);
+    let alarm = heard.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(&alarm, Alarm::Lost(loss) if loss.task == worker(1)), "{alarm}");
+    drop((survivor, server));
+    for ending in ["", ".lock"] {
+        let _ = std::fs::remove_file(format!("{file}{ending}"));
+    }
 }
 
 #[test]

@@ -52,7 +52,7 @@ struct State {
 }
 
 impl Alarms {
-    /// Adds a listener and tells it all that was raised before.
+    /// Adds a listener and tells it all that was raised before, on the thread of the caller.
     pub(super) fn listen(&self, listener: Listener) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.kept.iter().for_each(&listener);

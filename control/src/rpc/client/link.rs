@@ -156,7 +156,12 @@ impl Link {
             let end = match timeout(limit, client.watch(request)).await {
                 Ok(Ok(stream)) => {
                     let asked = |survey| surveys.answer(channel.clone(), survey);
-                    follow(stream.into_inner(), &route, &events, asked).await
+                    tokio::select! {
+                        end = follow(stream.into_inner(), &route, &events, asked) => end,
+                        () = route.moved_past(moves) => {
+                            Failure::Unreachable("the coordinator is elsewhere".to_owned())
+                        }
+                    }
                 }
                 Ok(Err(status)) => {
                     route.look(moves, &status);

@@ -187,7 +187,8 @@ impl Agent {
 
     /// Calls `listener` for each loss, those before this call included.
     ///
-    /// It is called on the agent's thread and must be quick; it must not call the agent.
+    /// It is called on the agent's thread, for those before this call on the caller's, and must be quick; it must not call the
+    /// agent.
     pub fn on_loss(&self, listener: impl Fn(&Alarm) + Send + 'static) {
         self.alarms.listen(Box::new(listener));
     }

@@ -15,13 +15,15 @@ use tonic::transport::Channel;
 use super::Agent;
 use super::errors::{BarrierError, JoinError, ReportError, StoreError};
 use crate::core::coordination::groups::GroupTable;
-use crate::core::coordination::preemption;
 use crate::core::coordination::request::Process;
+use crate::core::coordination::{BARRIER_TIMEOUT_LIMIT, preemption};
 use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
 
 /// Time that a call gets beyond the wait that it asks for, so that the coordinator's own answer, which names who is
 /// missing, comes first.
 const MARGIN: Duration = Duration::from_secs(2);
+/// Longer waits, such as those meant to be for ever, are as long as this: clocks do not count further than some centuries.
+const LONGEST_WAIT: Duration = BARRIER_TIMEOUT_LIMIT;
 /// Between two tries of a wait whose connection broke.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -72,13 +74,14 @@ impl Agent {
             timeout_ms: 0,
             hosts_coordinator: request.hosts_coordinator,
         };
-        let until = Instant::now() + request.timeout;
+        let timeout = request.timeout.min(LONGEST_WAIT);
+        let until = Instant::now() + timeout;
         let table = self.ask_session(join, move |mut client, mut join| {
             join.timeout_ms = left_ms(until);
             async move { client.join(join).await }
         });
         let table = async move { convert::group(table.await?.into_inner()) };
-        let table = self.run(request.timeout + MARGIN, table);
+        let table = self.run(timeout + MARGIN, table);
         let table =
             table.map_err(|failure| JoinError::new(&self.process.task, &group, &self.address, &failure))?;
         let host = table.members.iter().find(|member| member.hosts_coordinator);
@@ -245,8 +248,9 @@ impl Agent {
     /// # Errors
     /// When the coordinator is not reached.
     pub fn announce_preemption(&self, grace: Duration) -> Result<(), StoreError> {
-        let end = (SystemTime::now() + grace).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let when = preemption::time_text(i64::try_from(end.as_secs()).unwrap_or(i64::MAX));
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let end = now.saturating_add(grace).as_secs();
+        let when = preemption::time_text(i64::try_from(end).unwrap_or(i64::MAX));
         for key in [preemption::NOTICE_KEY, preemption::TENSORFLOW_KEY] {
             match self.kv_set(key, when.as_bytes(), false) {
                 Ok(()) | Err(StoreError::Exists { .. }) => {}
@@ -306,6 +310,7 @@ impl Agent {
             source_task: Some(convert::coordinated_task(&self.process.task)),
             counter: 0,
         };
+        let timeout = timeout.min(LONGEST_WAIT);
         let until = Instant::now() + timeout;
         let call = self.ask(request, move |mut client, mut request| {
             request.barrier_timeout_in_ms = i64::try_from(left_ms(until)).unwrap_or(i64::MAX);

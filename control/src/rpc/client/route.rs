@@ -2,8 +2,9 @@
 //!
 //! - W1. Whoever is told, or sees, that the coordinator is not where the way leads, moves the way on: to the leader that was
 //!   named, else to the next candidate. Of several who see it at once, one does.
-//! - W2. A call that waits when the way moves is asked again at the new place. Calls that change something carry a number,
-//!   by which the coordinator knows that it has been asked before.
+//! - W2. A call that waits when the way moves is asked again at the new place, and so is the stream of losses: the old place
+//!   may be cut off without a word. Calls that change something carry a number, by which the coordinator knows that it has
+//!   been asked before.
 //! - W3. Where the service does not say that another goes on when it ends, a call whose connection breaks fails.
 
 use std::collections::BTreeSet;
@@ -123,6 +124,12 @@ impl Route {
         });
     }
 
+    /// Returns when the way has been moved more often than that.
+    pub(super) async fn moved_past(&self, moves: u64) {
+        // The sender is here.
+        let _ = self.0.place.subscribe().wait_for(|place| place.moves > moves).await;
+    }
+
     /// Looks at why a call failed, and moves the way on if the coordinator is not there. Whether it may be asked again.
     pub(super) fn look(&self, moves: u64, status: &Status) -> bool {
         if let Some(leader) = convert::elsewhere(status) {
@@ -143,14 +150,12 @@ impl Route {
         F: Future<Output = Result<T, Status>>,
     {
         let mut pause = FIRST_PAUSE;
-        let mut places = self.0.place.subscribe();
         loop {
             let (moves, channel) = self.place();
             let result = tokio::select! {
                 biased;
                 result = call(channel) => result,
-                // The sender is here.
-                _ = places.wait_for(|place| place.moves > moves) => continue,
+                () = self.moved_past(moves) => continue,
             };
             match result {
                 Err(status) if self.look(moves, &status) => tokio::time::sleep(pause).await,
