@@ -277,6 +277,7 @@ fn everything_is_bounded() {
     assert_eq!(code(&bench.now(barrier("two", 0, &[]))), full, "barriers");
     bench.ask(Request::Get { key: "never".to_owned() });
     assert_eq!(code(&bench.now(Request::Get { key: "never".to_owned() })), full, "callers that wait");
+    bench.now(Request::Heartbeat { task: worker(0), incarnation: Incarnation(1) }).unwrap();
     bench.event(Event::Gone { reply: held });
     let mut wide = join(0, None, 1);
     if let Request::Join(join) = &mut wide {
@@ -407,6 +408,36 @@ fn tasks_leave_together_where_it_is_set_so() {
     (0..3).for_each(|index| drop(bench.now(register(index, 2))));
     let all: Vec<ReplyTo> = (0..3).map(|index| bench.ask(leave(index))).collect();
     all.iter().for_each(|reply| assert_eq!(bench.answers.remove(reply), Some(Ok(Reply::Done))));
+}
+
+#[test]
+fn nobody_is_late_where_the_only_one_that_left_is_lost() {
+    let mut bench = Bench::with(|config| config.shutdown_timeout = Some(Duration::from_secs(2)));
+    (0..3).for_each(|index| drop(bench.now(register(index, 1))));
+    bench.ask(Request::Shutdown { task: worker(0) });
+    bench.event(Event::ProcessEnded { task: worker(0), how: "killed".to_owned() });
+    bench.pass(Duration::from_secs(3));
+    assert_eq!([state(&mut bench, 0), state(&mut bench, 1)], [State::Error, State::Connected]);
+}
+
+/// What a store could not take is refused, rather than the end of the service.
+#[test]
+fn what_is_remembered_fits_under_one_key() {
+    let mut bench = Bench::with(|config| {
+        config.durable = true;
+        config.limits.value_bytes = 1000;
+    });
+    (0..3).for_each(|index| drop(bench.now(register(index, 1))));
+    let mut wide = join(0, None, 3);
+    if let Request::Join(join) = &mut wide {
+        join.addresses = vec![0; 300];
+    }
+    assert_eq!(code(&bench.now(wide)), Some(Code::ResourceExhausted));
+    let devices = vec![Device::Attributes(vec![0; 600]), Device::Topology(vec![0; 600])];
+    let wait = Request::WaitForAll { task: worker(0), devices };
+    assert_eq!(code(&bench.now(wait)), Some(Code::ResourceExhausted));
+    bench.ask(join(0, None, 3));
+    assert!(bench.answers.is_empty());
 }
 
 #[test]

@@ -12,7 +12,8 @@ pub struct Limits {
     pub keys: usize,
     /// Length of a key, of a barrier's id and of a group's name, in bytes.
     pub key_bytes: usize,
-    /// Length of a value, in bytes.
+    /// Length of a value, in bytes; where the state is kept, also of a group with the addresses of all its members, and of
+    /// the devices of a task.
     pub value_bytes: usize,
     /// Keys and values together, in bytes.
     pub store_bytes: usize,

@@ -47,7 +47,12 @@ impl Departure {
 
     /// A task failed while it waited: its callers are handed back.
     pub(super) fn lose(&mut self, slot: Slot) -> Vec<ReplyTo> {
-        self.waiting.remove(&slot).unwrap_or_default()
+        let callers = self.waiting.remove(&slot).unwrap_or_default();
+        if self.waiting.is_empty() {
+            // Nobody leaves any more, so nobody is late.
+            self.deadline = None;
+        }
+        callers
     }
 
     /// Those who leave, if everybody who is connected wants to, or the time is over.

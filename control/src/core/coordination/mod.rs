@@ -52,10 +52,13 @@ use self::memory::Remembered;
 pub use self::once::ANSWERS_LIMIT;
 use self::once::Once;
 use self::request::{
-    BarrierCall, CallId, Effect, Event, Join, Life, Process, Reply, ReplyTo, Request, State, WatchId,
+    BarrierCall, CallId, Device, Effect, Event, Join, Life, Process, Reply, ReplyTo, Request, State, WatchId,
 };
 use super::machine::Machine;
 use super::time::Time;
+
+/// What is remembered of a member of a group besides its addresses: its task, host and numbers, in bytes.
+const MEMBER_BYTES: usize = 128;
 
 /// How a request goes on.
 enum Answer {
@@ -166,7 +169,7 @@ impl Coordinator {
         let of = of.or_else(|| from.as_ref().and_then(|life| self.members.life(life.incarnation)));
         let answer = if self.stopped {
             Answer::Now(Err(stopping()))
-        } else if self.held.len() >= self.config.limits.waiting {
+        } else if request.may_wait() && self.held.len() >= self.config.limits.waiting {
             let message = format!("{} callers wait already, the limit: try again later", self.held.len());
             Answer::Now(Err(Refusal::new(Code::ResourceExhausted, message)))
         } else {
@@ -201,6 +204,7 @@ impl Coordinator {
             Request::Heartbeat { task, incarnation } => self.heartbeat(now, &task, incarnation),
             Request::WaitForAll { task, devices } => {
                 let slot = self.connected(&task)?;
+                self.can_remember(&"the devices of a task", devices.iter().map(Device::bytes).sum())?;
                 let deadline = now + self.config.register_timeout;
                 self.members.wait_for_all(slot, devices, to, deadline, out);
                 return Ok(Answer::Held(Held::Everyone));
@@ -330,6 +334,18 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Whether what is to be remembered fits where it is remembered, if it is.
+    fn can_remember(&self, what: &dyn std::fmt::Display, bytes: usize) -> Result<(), Refusal> {
+        let limit = self.config.limits.value_bytes;
+        if !self.config.durable || bytes <= limit {
+            return Ok(());
+        }
+        let message = format!(
+            "{what} takes {bytes} bytes, and the store of this service takes {limit} under one key: keep the state in a file"
+        );
+        Err(Refusal::new(Code::ResourceExhausted, message))
+    }
+
     fn alive_tasks(
         &mut self,
         source: &TaskId,
@@ -381,6 +397,8 @@ impl Coordinator {
             );
             return Err(Refusal::new(Code::InvalidArgument, message));
         }
+        let whole = (join.addresses.len() + MEMBER_BYTES).saturating_mul(join.size as usize);
+        self.can_remember(&format_args!("group {:?} of {} members", join.group, join.size), whole)?;
         self.members.runs_as(slot, join.process.clone());
         let timeout = join.timeout.unwrap_or(self.config.join_timeout).min(BARRIER_TIMEOUT_LIMIT);
         let (answer, ranks) = self.groups.enter(now, Entry { slot, join, timeout, to }, self.epoch + 1, out);

@@ -42,6 +42,17 @@ pub enum Device {
     },
 }
 
+impl Device {
+    /// Length of its description, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Device::Attributes(bytes) | Device::Topology(bytes) => bytes.len(),
+            Device::Any { type_url, value } => type_url.len() + value.len(),
+        }
+    }
+}
+
 /// One life of a task, and where it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
@@ -175,6 +186,32 @@ pub enum Request {
 }
 
 impl Request {
+    /// Whether its caller may have to wait for others. All else is answered at once, however many wait.
+    #[must_use]
+    pub fn may_wait(&self) -> bool {
+        !matches!(
+            self,
+            Request::Register { .. }
+                | Request::Heartbeat { .. }
+                | Request::Reset { .. }
+                | Request::ReportError { .. }
+                | Request::TaskStates { .. }
+                | Request::Insert { .. }
+                | Request::TryGet { .. }
+                | Request::Increment { .. }
+                | Request::GetDirectory { .. }
+                | Request::Delete { .. }
+                | Request::CancelBarrier { .. }
+                | Request::ReportLoss { .. }
+                | Request::Blame { .. }
+                | Request::Waits { .. }
+                | Request::Overview { .. }
+                | Request::Survey { .. }
+                | Request::Once { .. }
+                | Request::Watch { .. }
+        )
+    }
+
     /// The task that asks, where the request itself says so.
     #[must_use]
     pub fn source(&self) -> Option<&TaskId> {
