@@ -163,10 +163,15 @@ impl Drop for Notices {
     }
 }
 
+/// Callers and streams that are kept before those are looked for that have gone.
+const SWEEP_FROM: usize = 1024;
+
 /// Who waits for what: carries out the coordinator's effects.
 pub(super) struct Files {
     callers: HashMap<ReplyTo, oneshot::Sender<Result<Reply, Refusal>>>,
     streams: HashMap<WatchId, mpsc::Sender<Notice>>,
+    /// So many callers and streams are kept until they are looked through.
+    sweep_at: usize,
     population: Arc<Population>,
     pusher: Pusher,
 }
@@ -174,7 +179,21 @@ pub(super) struct Files {
 impl Files {
     /// Nobody waits yet.
     pub(super) fn new(population: Arc<Population>, agents: &[(TaskId, String)]) -> Files {
-        Files { callers: HashMap::new(), streams: HashMap::new(), population, pusher: Pusher::new(agents) }
+        Files {
+            callers: HashMap::new(),
+            streams: HashMap::new(),
+            sweep_at: SWEEP_FROM,
+            population,
+            pusher: Pusher::new(agents),
+        }
+    }
+
+    /// Forgets callers and streams that have gone: the coordinator does not name them again. Each look is paid for by as many
+    /// that came since the last.
+    fn sweep(&mut self) {
+        self.callers.retain(|_, answer| !answer.is_closed());
+        self.streams.retain(|_, stream| !stream.is_closed());
+        self.sweep_at = SWEEP_FROM.max(2 * (self.callers.len() + self.streams.len()));
     }
 }
 
@@ -184,6 +203,9 @@ impl Outbox<Effect> for Files {
     fn attach(&mut self, caller: Caller) {
         self.callers.insert(caller.reply, caller.answer);
         self.streams.extend(caller.stream);
+        if self.callers.len() + self.streams.len() >= self.sweep_at {
+            self.sweep();
+        }
     }
 
     fn carry_out(&mut self, effect: Effect) {
@@ -209,5 +231,29 @@ impl Outbox<Effect> for Files {
             Effect::Blamed { reporter, cause } => self.population.blame(reporter, cause),
             Effect::Connected { tasks } => self.population.set(tasks),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_gone_without_an_answer_is_not_kept() {
+        let mut files = Files::new(Arc::default(), &[]);
+        let mut stays = Vec::new();
+        for n in 0..10 * SWEEP_FROM as u64 {
+            let (answer, answered) = oneshot::channel();
+            let (notify, _notices) = mpsc::channel(1);
+            files.attach(Caller { reply: ReplyTo(n), answer, stream: Some((WatchId(n), notify)) });
+            if n % 100 == 0 {
+                stays.push(answered);
+            }
+        }
+        assert!(files.callers.len() <= SWEEP_FROM && files.streams.len() <= SWEEP_FROM);
+        for n in (0..10 * SWEEP_FROM as u64).step_by(100) {
+            files.carry_out(Effect::Reply { to: ReplyTo(n), result: Ok(Reply::Done) });
+        }
+        assert!(stays.into_iter().all(|mut answered| answered.try_recv().is_ok()));
     }
 }

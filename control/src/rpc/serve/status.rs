@@ -1,8 +1,8 @@
 //! The status service: tells what the coordinator knows, and asks the ranks when somebody asks.
 //!
 //! - **U1** Nothing happens while nobody asks: ranks are asked over the streams of notices that they have anyway.
-//! - **U2** A survey ends at its deadline, or when its asker goes, or when all have answered. There are at most
-//!   [`SURVEYS_LIMIT`] at once, and what a rank says is held only until its asker has read what came before.
+//! - **U2** A survey ends at its deadline, or when its asker goes or stops reading, or when all have answered. There are at
+//!   most [`SURVEYS_LIMIT`] at once, and what a rank says is held only until its asker has read what came before.
 
 use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use ringway_proto::ringway::v1::look_response::What;
 use ringway_proto::ringway::v1::status_server::{Status as StatusService, StatusServer};
 use ringway_topology::{Incarnation, TaskId};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status};
@@ -31,6 +31,8 @@ use crate::window::{Page, WindowConfig};
 const SURVEYS_LIMIT: usize = 16;
 /// Reports of a survey that wait for its asker to read them; past that, ranks wait.
 const REPORTS_HELD: usize = 4;
+/// An asker that takes no report for so long has stopped reading.
+const READ_LIMIT: Duration = Duration::from_secs(10);
 /// Calls that are open at once on one local connection.
 const LOCAL_STREAMS_LIMIT: u32 = 16;
 /// Tasks that each list of waits names.
@@ -94,20 +96,22 @@ impl Survey {
         until: Instant,
         to: mpsc::Sender<Result<wire::LookResponse, Status>>,
     ) {
+        // The asker may have gone (U2).
+        let read = |what| {
+            let to = &to;
+            async move { matches!(timeout(READ_LIMIT, to.send(Ok(said(what)))).await, Ok(Ok(()))) }
+        };
         let mut silent: BTreeSet<TaskId> = asked.into_iter().collect();
         while !silent.is_empty() {
             let Ok(Some(report)) = timeout_at(until, self.reports.recv()).await else { break };
             // Whoever was not asked, or has answered, is not heard.
             let task = convert::named_task(report.task.as_ref());
-            if task.is_ok_and(|task| silent.remove(&task))
-                && to.send(Ok(said(What::Report(report)))).await.is_err()
-            {
+            if task.is_ok_and(|task| silent.remove(&task)) && !read(What::Report(report)).await {
                 return;
             }
         }
         let tasks = silent.iter().map(convert::task_name).collect();
-        // The asker may have gone.
-        let _ = to.send(Ok(said(What::Silent(wire::Silent { tasks })))).await;
+        read(What::Silent(wire::Silent { tasks })).await;
     }
 }
 
@@ -175,7 +179,7 @@ impl StatusService for StatusDesk {
 
     async fn look(&self, request: Request<wire::LookRequest>) -> Result<Response<Self::LookStream>, Status> {
         let wire::LookRequest { ranks, flight, timeout_ms } = request.into_inner();
-        let timeout = match timeout_ms {
+        let patience = match timeout_ms {
             0 => USUAL_TIMEOUT,
             ms => Duration::from_millis(ms.into()).min(LONGEST_TIMEOUT),
         };
@@ -185,7 +189,7 @@ impl StatusService for StatusDesk {
         if ranks {
             // Open before anybody is asked, so that no answer comes too early.
             let survey = self.surveys.open()?;
-            let until = Instant::now() + timeout;
+            let until = Instant::now() + patience;
             let ask = Ask::Survey { survey: survey.number, flight };
             let asked = match self.desk.ask(ask).await.map_err(|refusal| convert::status(&refusal))? {
                 Reply::Surveyed(tasks) => tasks,
