@@ -33,7 +33,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 #[command(after_help = "Examples:
   ringway status                               the job of this user on this host
   ringway status --watch                       again every second
-  ringway status --coordinator node1:29400     a job elsewhere
+  ringway status --coordinator node1:29400     a job elsewhere; of several candidates, all their addresses
   ringway status --json | jq '.reports[].waits'
   ringway status --dump=records                the flight record of every rank, as files
   ringway status --dump --perfetto trace.json  all of them on one time line, for ui.perfetto.dev
@@ -41,8 +41,8 @@ const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
                                                the same from files, as RINGWAY_DUMP_DIR keeps them")]
 pub(crate) struct Args {
     /// Where the coordination service is [default: RINGWAY_COORDINATOR, or that of a job on this host]
-    #[arg(long, value_name = "HOST:PORT")]
-    coordinator: Option<String>,
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
+    coordinator: Vec<String>,
     /// Which job of this host, by its id or the beginning of it
     #[arg(long, value_name = "ID", conflicts_with = "coordinator")]
     job: Option<String>,
@@ -97,24 +97,36 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, StatusError> {
         return Ok(ExitCode::SUCCESS);
     }
     let settings = Settings::from_env()?;
-    let place = match &args.coordinator {
-        Some(given) => Place::Address(given.clone()),
-        None => find::coordinator(&settings, args.job.as_deref())?,
+    let places = match args.coordinator.as_slice() {
+        [] => find::coordinator(&settings, args.job.as_deref())?,
+        given => given.iter().map(|address| Place::Address(address.trim().to_owned())).collect(),
     };
     let flight = args.dump.is_some() || args.perfetto.is_some();
     let question = Question { ranks: true, flight, patience: Duration::from_millis(args.timeout_ms) };
     if flight {
-        return collect(args, &settings, look(&place, question)?);
+        return collect(args, &settings, ask(&places, question)?);
     }
     let Some(every_s) = args.watch else {
-        show(args.json, "", &look(&place, question)?)?;
+        show(args.json, "", &ask(&places, question)?)?;
         return Ok(ExitCode::SUCCESS);
     };
     let clear = if io::stdout().is_terminal() && !args.json { CLEAR } else { "" };
     loop {
-        show(args.json, clear, &look(&place, question)?)?;
+        show(args.json, clear, &ask(&places, question)?)?;
         std::thread::sleep(Duration::from_secs(every_s));
     }
+}
+
+/// Asks one place after the other, as of several candidates one leads. Where none tells, what the last says.
+fn ask(places: &[Place], question: Question) -> Result<Look, LookError> {
+    let mut told = Err(LookError::Address { address: String::new() });
+    for place in places {
+        told = look(place, question);
+        if told.is_ok() {
+            break;
+        }
+    }
+    told
 }
 
 fn show(json: bool, clear: &str, look: &Look) -> io::Result<()> {

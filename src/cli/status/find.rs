@@ -47,10 +47,11 @@ pub(crate) enum FindError {
 }
 
 /// Where to ask the coordination service: as the settings say, or of the one job that runs on this host, or of the one whose
-/// id begins with `job`.
-pub(super) fn coordinator(settings: &Settings, job: Option<&str>) -> Result<Place, FindError> {
-    if let (Some(address), None) = (&settings.coordinator, job) {
-        return Ok(Place::Address(address.to_string()));
+/// id begins with `job`. Several places where there are several candidates.
+pub(super) fn coordinator(settings: &Settings, job: Option<&str>) -> Result<Vec<Place>, FindError> {
+    if let (Some(first), None) = (&settings.coordinator, job) {
+        let all = std::iter::once(first).chain(&settings.other_coordinators);
+        return Ok(all.map(|address| Place::Address(address.to_string())).collect());
     }
     let dir = settings.status.runtime_dir.clone();
     let mut jobs = jobs(&dir)?;
@@ -63,7 +64,7 @@ pub(super) fn coordinator(settings: &Settings, job: Option<&str>) -> Result<Plac
 }
 
 /// The jobs that answer here, each with where its coordination service is asked.
-fn jobs(dir: &Path) -> Result<BTreeMap<String, Place>, FindError> {
+fn jobs(dir: &Path) -> Result<BTreeMap<String, Vec<Place>>, FindError> {
     let mut sockets = match socket::list(dir) {
         Ok(sockets) => sockets,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
@@ -73,7 +74,7 @@ fn jobs(dir: &Path) -> Result<BTreeMap<String, Place>, FindError> {
     let is_rank =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"rank"));
     sockets.sort_by_key(is_rank);
-    let (mut jobs, until) = (BTreeMap::new(), Instant::now() + SEARCH_LIMIT);
+    let (mut jobs, until) = (BTreeMap::<String, Vec<Place>>::new(), Instant::now() + SEARCH_LIMIT);
     for path in sockets {
         if is_rank(&path) && !jobs.is_empty() || Instant::now() >= until {
             break;
@@ -81,12 +82,13 @@ fn jobs(dir: &Path) -> Result<BTreeMap<String, Place>, FindError> {
         if let Some(heading) = heading(&path) {
             // Where the service runs here, this user needs none of the job's credentials.
             let calls = path.with_extension(&socket::CALL_SUFFIX[1..]);
-            let place = if is_rank(&path) || !calls.exists() {
-                Place::Address(heading.coordinator)
+            let places = jobs.entry(heading.job).or_default();
+            if is_rank(&path) || !calls.exists() {
+                places
+                    .extend(heading.coordinator.split(',').map(|address| Place::Address(address.to_owned())));
             } else {
-                Place::Socket(calls)
-            };
-            jobs.insert(heading.job, place);
+                places.push(Place::Socket(calls));
+            }
         }
     }
     Ok(jobs)

@@ -17,7 +17,7 @@ use super::connect::{self, Sight};
 use super::link;
 use crate::core::agent::Failure;
 use crate::core::status::Look;
-use crate::rpc::MESSAGE_LIMIT_BYTES;
+use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
 
 /// Time that the service gets beyond what it gives the ranks.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -132,6 +132,10 @@ pub fn look(place: &Place, question: Question) -> Result<Look, LookError> {
                 address,
                 why: "it is not ringway's, or of an earlier version".to_owned(),
             }),
+            // A candidate that does not lead says who does.
+            Ok(Err(status)) if convert::elsewhere(&status).is_some() => {
+                Err(LookError::Refused { address, why: status.message().to_owned() })
+            }
             Ok(Err(status)) => Err(match link::failure(&status, &sight) {
                 Failure::Unreachable(why) => place.unreachable(why, &sight),
                 Failure::Refused(refusal) => LookError::Refused { address, why: refusal.to_string() },
