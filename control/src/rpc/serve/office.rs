@@ -6,7 +6,7 @@
 //! - O2. When a term ends, everybody who waits is told to ask elsewhere, and the coordinator is gone before the election goes
 //!   on.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -54,6 +54,7 @@ pub(super) async fn stand<S: Store>(office: Office<S>, retire: oneshot::Receiver
         watch: None,
         term: None,
         last_revoke: None,
+        complained: Arc::default(),
         broken: Arc::default(),
         retired: Some(retired),
     };
@@ -82,6 +83,8 @@ struct Clerk<S> {
     watch: Option<JoinHandle<()>>,
     term: Option<JoinHandle<()>>,
     last_revoke: Option<JoinHandle<()>>,
+    /// That the store does not answer was said, and it has not answered since.
+    complained: Arc<AtomicBool>,
     /// Why no term can begin any more.
     broken: Arc<OnceLock<String>>,
     retired: Option<oneshot::Sender<()>>,
@@ -150,17 +153,23 @@ impl<S: Store> Outbox<Effect> for Clerk<S> {
     fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Grant => {
-                drop(self.ask(|store| async move { Event::Granted(words(store.grant().await)) }))
+                let complained = self.complained.clone();
+                drop(
+                    self.ask(|store| async move { Event::Granted(words(store.grant().await, &complained)) }),
+                );
             }
             Effect::Claim(lease) => {
-                let name = self.office.name.clone();
+                let (name, complained) = (self.office.name.clone(), self.complained.clone());
                 drop(self.ask(move |store| async move {
-                    Event::Claimed(lease, words(store.claim(lease, &name).await))
+                    Event::Claimed(lease, words(store.claim(lease, &name).await, &complained))
                 }));
             }
-            Effect::Renew(lease) => drop(
-                self.ask(move |store| async move { Event::Renewed(lease, words(store.renew(lease).await)) }),
-            ),
+            Effect::Renew(lease) => {
+                let complained = self.complained.clone();
+                drop(self.ask(move |store| async move {
+                    Event::Renewed(lease, words(store.renew(lease).await, &complained))
+                }));
+            }
             Effect::Revoke(lease) => {
                 let store = self.office.store.clone();
                 self.last_revoke = Some(tokio::spawn(async move {
@@ -208,10 +217,19 @@ impl<S: Store> Outbox<Effect> for Clerk<S> {
     }
 }
 
-fn words<T>(result: Result<T, StoreError>) -> Result<T, String> {
+/// What the election hears of an answer. That the store does not answer is said to people once, until it does again.
+fn words<T>(result: Result<T, StoreError>, complained: &AtomicBool) -> Result<T, String> {
+    let before = complained.swap(result.is_err(), Ordering::Relaxed);
+    if before && result.is_ok() {
+        tracing::info!("the store of the coordination service answers again");
+    }
     result.map_err(|error| {
         let why = error.to_string();
-        tracing::debug!("{why}");
+        if before {
+            tracing::debug!("{why}");
+        } else {
+            tracing::warn!("{why}; trying again");
+        }
         why
     })
 }
