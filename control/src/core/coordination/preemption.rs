@@ -34,7 +34,9 @@ pub fn parse_time(text: &str) -> Option<i64> {
         ("Z", "") => 0,
         (sign, offset) => {
             let (hours, minutes) = offset.split_once(':')?;
-            let span = hours.parse::<i64>().ok()? * 3600 + minutes.parse::<i64>().ok()? * 60;
+            let [hours, minutes] = [hours, minutes].map(|number| number.parse::<u8>().ok().map(i64::from));
+            let span =
+                hours.filter(|&hours| hours < 24)? * 3600 + minutes.filter(|&minutes| minutes < 60)? * 60;
             if sign == "-" { -span } else { span }
         }
     };
@@ -102,6 +104,8 @@ mod tests {
             "1970-13-01T00:00:00Z",
             "1970-01-01T25:00:00Z",
             "1970-01-01 00:00:00Z",
+            "1970-01-01T00:00:00+9223372036854775807:00",
+            "1970-01-01T00:00:00+00:-1",
             "infinite-future",
         ] {
             assert_eq!(parse_time(none), None, "{none}");
