@@ -16,7 +16,10 @@ use std::collections::HashMap;
 
 use super::hostlist::{HostlistError, expand};
 use super::vars::Vars;
-use ringway_topology::model::order::SWITCH_LIMIT;
+use ringway_topology::model::order::{SWITCH_LIMIT, is_name};
+
+/// Of a name that is none, so much is shown.
+const NAME_SHOWN_CHARS: usize = 64;
 
 /// Why a file of switches is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +31,14 @@ pub enum FabricError {
     Line {
         /// Counted from 1.
         line: usize,
+    },
+    /// A switch has a name that others could not read.
+    #[error("line {line}: {name:?} is no name of a switch: take up to 255 of A-Z, a-z, 0-9 and ._-:@")]
+    Name {
+        /// Counted from 1.
+        line: usize,
+        /// The name, cut to a printable length.
+        name: String,
     },
     /// A list of names cannot be read.
     #[error("line {line}: {why}")]
@@ -88,6 +99,9 @@ impl Fabric {
                 }
             }
             let name = name.filter(|name| !name.is_empty()).ok_or(FabricError::Line { line })?;
+            if !is_name(&name) {
+                return Err(FabricError::Name { line, name: name.chars().take(NAME_SHOWN_CHARS).collect() });
+            }
             for (map, names) in [(&mut fabric.hosts, hosts), (&mut fabric.switches, below)] {
                 for one in names {
                     if let Some(other) = map.insert(one.clone(), name.clone()).filter(|other| *other != name)
@@ -140,7 +154,7 @@ pub(super) fn from_slurm(vars: &Vars, host: &str) -> Vec<String> {
     let ours = short(node) == short(host);
     let is_switch =
         kinds.len() == above.len() && kinds.iter().all(|kind| matches!(*kind, "switch" | "block"));
-    if !ours || !is_switch || above.len() > SWITCH_LIMIT || above.contains(&"") {
+    if !ours || !is_switch || above.len() > SWITCH_LIMIT || !above.iter().all(|name| is_name(name)) {
         return Vec::new();
     }
     above.iter().map(|&name| name.to_owned()).collect()
@@ -168,6 +182,8 @@ mod tests {
     fn what_is_no_network_is_refused_with_its_line() {
         let told = |text: &str| Fabric::parse(text).unwrap_err().to_string();
         assert!(told("\nNodes=a").starts_with("line 2 names no switch"));
+        assert!(told("SwitchName=rack/1 Nodes=a").starts_with("line 1: \"rack/1\" is no name of a switch"));
+        assert!(told(&format!("SwitchName={} Nodes=a", "r".repeat(1 << 16))).len() < 200);
         assert!(told("SwitchName=a Nodes=b[2-1]").starts_with("line 1:"));
         assert!(told("SwitchName=a Nodes=x\nSwitchName=b Nodes=x").contains("x hangs at a already"));
         let circle = Fabric::parse("SwitchName=a Nodes=x Switches=b\nSwitchName=b Switches=a").unwrap();

@@ -24,6 +24,14 @@ use super::place::Placement;
 /// Switches above a host, at most: real networks have up to four.
 pub const SWITCH_LIMIT: usize = 16;
 
+/// Whether a machine or a switch can be called so in the text of a [`Site`]: 1 to 255 of ASCII's letters and digits, and
+/// of `._-:@`.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':' | '@');
+    (1..=NAME_LIMIT_BYTES).contains(&text.len()) && text.chars().all(good)
+}
+
 /// Where a rank runs, as far as ordering needs to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Site {
@@ -80,16 +88,12 @@ impl FromStr for Site {
 
     fn from_str(text: &str) -> Result<Site, SiteError> {
         let bad = || SiteError { text: clip(text) };
-        let plain = |name: &str| {
-            let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':' | '@');
-            (1..=NAME_LIMIT_BYTES).contains(&name.len()) && name.chars().all(good)
-        };
         let mut site = Site::default();
         for field in text.split(' ') {
             let (name, value) = field.split_once('=').ok_or_else(bad)?;
             let number = || value.parse().map(Some).map_err(|_| bad());
             match name {
-                "machine" if plain(value) => site.machine = value.to_owned(),
+                "machine" if is_name(value) => site.machine = value.to_owned(),
                 "package" => site.package = number()?,
                 "node" => site.node = number()?,
                 "rail" => site.rail = number()?,
@@ -97,7 +101,7 @@ impl FromStr for Site {
                 _ => return Err(bad()),
             }
         }
-        let sound = site.switches.len() <= SWITCH_LIMIT && site.switches.iter().all(|switch| plain(switch));
+        let sound = site.switches.len() <= SWITCH_LIMIT && site.switches.iter().all(|switch| is_name(switch));
         if sound && !site.machine.is_empty() { Ok(site) } else { Err(bad()) }
     }
 }
