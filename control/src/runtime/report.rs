@@ -226,9 +226,9 @@ pub(super) fn show(agent: &Agent, me: &Me, reporter: &Reporter, settings: &Setti
         Arc::new(move || {
             let (of, engine) = (of.clone(), engine.clone());
             Box::pin(async move {
-                // For a moment it takes the engine's lock.
+                // For a moment it takes the engine's lock. With all peers, whose bytes are summed up here.
                 let made = tokio::task::spawn_blocking(move || {
-                    engine.flight(false).map(|flight| render(&of.report(&flight, false, "asked")))
+                    engine.flight(false).map(|flight| render(&of.report(&flight, true, "asked")))
                 });
                 made.await.ok().flatten().unwrap_or_default()
             })

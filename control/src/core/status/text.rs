@@ -120,7 +120,9 @@ fn row(look: &Look, task: &TaskView) -> ([String; 9], String) {
     let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };
     let report = report_of(look, task);
     let sum = |of: fn(&ringway_proto::ringway::v1::PeerReport) -> u64| {
-        report.map_or_else(|| "-".to_owned(), |r| bytes(r.peers.iter().map(of).sum()))
+        // A rank with very many peers tells of those with the most bytes.
+        let more = |r: &RankReport| if r.more_peers > 0 { "+" } else { "" };
+        report.map_or_else(|| "-".to_owned(), |r| bytes(r.peers.iter().map(of).sum()) + more(r))
     };
     let cells = [
         task.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
@@ -339,6 +341,14 @@ mod tests {
             .map(|line| line.find("STATE").or(line.find("connected")).unwrap())
             .collect();
         assert!(starts.iter().all(|at| *at == starts[0]), "{text}");
+    }
+
+    #[test]
+    fn a_sum_that_leaves_peers_out_says_so() {
+        let mut example = example();
+        assert!(look(&example).contains("2.0 KiB       0 B"), "{}", look(&example));
+        example.reports[0].more_peers = 3;
+        assert!(look(&example).contains("2.0 KiB+      0 B+"), "{}", look(&example));
     }
 
     #[test]

@@ -82,7 +82,10 @@ impl Dumps {
         }
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
         let job: String = report.job.chars().take(JOB_CHARS).map(plain).collect();
-        let name = format!("{FILE_PREFIX}{job}-rank{}-{}-{number}.json", report.rank, report.pid);
+        let name = |n: u32| format!("{FILE_PREFIX}{job}-rank{}-{}-{n}.json", report.rank, report.pid);
+        // Another process may have written some of this rank: `ringway status --dump` does.
+        let free = (number..u32::MAX).find(|&n| !self.dir.join(name(n)).exists()).unwrap_or(u32::MAX);
+        let name = name(free);
         let (path, part) = (self.dir.join(&name), self.dir.join(format!(".{name}.part")));
         let text = FlightFile::new(report).to_json();
         let written = std::fs::File::create(&part)
@@ -128,6 +131,13 @@ mod tests {
         dumps.write(report.clone()).unwrap();
         assert!(matches!(dumps.write(report), Err(DumpError::Full { limit: 2, .. })));
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 2, "nothing is left half written");
+    }
+
+    #[test]
+    fn the_record_of_another_process_is_not_overwritten() {
+        let folder = folder("other");
+        let write = || Dumps::new(folder.0.clone(), 9, 9).write(RankReport::default()).unwrap();
+        assert_ne!(write(), write());
     }
 
     #[test]
