@@ -49,6 +49,15 @@ pub mod tensor {
     pub use ringway_control::tensor::{PartialShape, Scalar, Shape, Tensor, TensorError};
 }
 
+/// Memory of GPUs: [`Communicator::on_gpus`](crate::Communicator::on_gpus).
+#[cfg(feature = "nccl")]
+pub mod gpu {
+    pub use ringway_collectives::nccl::{
+        CudaError, DeviceBuffer, DeviceCommunicator, DeviceError, DeviceGroup, DeviceHandle, DeviceOptions,
+        Event, Hierarchy, PinnedBuffer, Stream, Survey, Unavailable,
+    };
+}
+
 /// The parts, for those who build on one of them alone.
 pub mod parts {
     pub use ringway_collectives as collectives;
@@ -121,6 +130,30 @@ impl Communicator {
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Communicator>, CollectiveError> {
         let part = self.inner.split(color, key)?;
         Ok(part.map(|inner| Communicator { inner, world: self.world.clone() }))
+    }
+
+    /// A communicator over the GPUs of all ranks, as the settings say; `device`, where given, is the number of this rank's.
+    /// All ranks call it.
+    ///
+    /// # Errors
+    /// [`gpu::DeviceError`]: on the rank that lacks something, what it lacks; on the others, that rank and its words.
+    #[cfg(feature = "nccl")]
+    pub fn on_gpus(&self, device: Option<u32>) -> Result<gpu::DeviceCommunicator, gpu::DeviceError> {
+        gpu::DeviceCommunicator::new(&self.inner, self.world.device_options(device))
+    }
+
+    /// As [`Communicator::on_gpus`], where NCCL has no network: it connects the ranks of each host, or so many neighbouring
+    /// ranks as `inside` says, and this communicator's transports what is between. All ranks call it.
+    ///
+    /// # Errors
+    /// As [`Communicator::on_gpus`].
+    #[cfg(feature = "nccl")]
+    pub fn on_gpus_of_hosts(
+        &self,
+        device: Option<u32>,
+        inside: Option<u32>,
+    ) -> Result<gpu::Hierarchy, gpu::DeviceError> {
+        gpu::Hierarchy::new(&self.inner, inside, self.world.device_options(device))
     }
 
     /// The job that this process is in.

@@ -1,6 +1,76 @@
-//! Work on GPUs, as users meet it: what is said where something is missing.
+//! Work on GPUs, as users meet it: what is said where something is missing, and collectives over the doubles of libcuda and
+//! libnccl (`tests/gpu/double`), which reduce for real and write down what they were asked for.
 
-use crate::process::{Run, ringway};
+use crate::process::{End, Folder, Run, example, ringway};
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The folder of the doubles, built once.
+fn doubles() -> &'static str {
+    static BUILT: OnceLock<String> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let into = format!("{}/gpu-double", env!("CARGO_TARGET_TMPDIR"));
+        let make = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gpu/double/make.sh");
+        let made = Command::new("sh").arg(make).arg(&into).output().expect("a shell");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        into
+    })
+}
+
+/// A run over the doubles, and the folder of their record.
+struct Doubled {
+    folder: Folder,
+    command: Command,
+}
+
+impl Doubled {
+    fn new(name: &str, arguments: &[&str]) -> Doubled {
+        let folder = Folder::new(name);
+        let mut command = ringway(arguments);
+        let others = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        command.env("LD_LIBRARY_PATH", format!("{}:{others}", doubles()));
+        for name in ["GPU_DOUBLE_RECORD", "GPU_DOUBLE_DIR"] {
+            command.env(name, folder.path(""));
+        }
+        Doubled { folder, command }
+    }
+
+    fn set(mut self, name: &str, value: &str) -> Doubled {
+        self.command.env(name, value);
+        self
+    }
+
+    fn start(self) -> (Run, Folder) {
+        (Run::start(self.command), self.folder)
+    }
+
+    fn end(self) -> End {
+        self.end_with_calls().0
+    }
+
+    /// The end, and what each process has asked the doubles for.
+    fn end_with_calls(self) -> (End, Vec<Vec<String>>) {
+        let (run, folder) = self.start();
+        let end = run.end();
+        let calls = calls(&folder);
+        (end, calls)
+    }
+}
+
+/// The record of each process that made a communicator.
+fn calls(folder: &Folder) -> Vec<Vec<String>> {
+    let files =
+        std::fs::read_dir(folder.path("")).expect("the folder is there").map(|file| file.unwrap().path());
+    let records = files.filter(|path| path.extension().is_some_and(|extension| extension == "calls"));
+    let records =
+        records.map(|path| std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect());
+    records.filter(|lines: &Vec<String>| lines.iter().any(|line| line.starts_with("ncclComm"))).collect()
+}
+
+fn bench(name: &str, arguments: &[&str]) -> Doubled {
+    Doubled::new(name, &[&["bench"], arguments, &["--device", "cuda"]].concat())
+}
 
 #[test]
 fn what_is_missing_for_gpus_is_one_sentence_and_no_rank_is_started() {
@@ -18,9 +88,279 @@ fn what_is_missing_for_gpus_is_one_sentence_and_no_rank_is_started() {
 }
 
 #[test]
+fn each_thing_that_may_be_wrong_with_a_driver_or_nccl_is_named() {
+    for (name, value, says) in [
+        ("GPU_DOUBLE_CUINIT", "100", "sees no GPU"),
+        ("GPU_DOUBLE_CUINIT", "999", "cuInit: CUDA_ERROR_UNKNOWN (999), unknown error"),
+        ("GPU_DOUBLE_DEVICES", "0", "sees no GPU"),
+        ("GPU_DOUBLE_DRIVER", "10020", "supports CUDA 10.2, and 11.0 or later is needed"),
+        ("GPU_DOUBLE_NCCL", "2708", "libnccl.so.2 is NCCL 2.7.8, and 2.18 or later is needed"),
+        ("RINGWAY_NCCL_LIBRARY", "libc.so.6", "libc.so.6 has no ncclGetVersion"),
+    ] {
+        let end = bench("gpu-missing", &["all-reduce", "-n", "2"]).set(name, value).end();
+        assert!(end.code() != 0 && end.stdout.is_empty(), "{name}={value}: {end:?}");
+        assert!(end.stderr.contains(says) && end.stderr.lines().count() == 1, "{name}={value}: {end:?}");
+    }
+    let end = Doubled::new("gpu-number", &["bench", "all-reduce", "-n", "2", "--device", "cuda:9"]).end();
+    assert!(end.code() != 0 && end.stderr.contains("GPU 9 is not there: the driver sees 8"), "{end:?}");
+}
+
+#[test]
 fn a_device_that_is_none_is_refused() {
     for (device, says) in [("rocm", "cpu, cuda, or cuda:N"), ("cuda:x", "no number of a GPU")] {
         let end = Run::start(ringway(&["bench", "all-reduce", "--device", device])).end();
         assert!(end.code() != 0 && end.stderr.contains(says), "{device}: {end:?}");
+    }
+}
+
+#[test]
+fn doctor_lists_what_the_driver_sees() {
+    let end = Doubled::new("gpu-doctor", &["doctor"]).end();
+    let text = end.stdout.join("\n");
+    for part in
+        ["supports CUDA 12.8", "GPU 7", "Double 7, 1.0 GiB, compute capability 9.0", "2.27.3, libnccl.so.2"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// Of N4, and of the drop order (N2): what was made is taken down in the other order.
+#[test]
+fn four_ranks_reduce_on_four_gpus_and_leave_nothing() {
+    let run = bench("gpu-table", &["all-reduce", "-n", "4", "--sizes", "8,64K,1M", "--iters", "3"]);
+    let (end, calls) = run.end_with_calls();
+    assert_eq!(end.code(), 0, "{end:?}");
+    let text = end.stdout.join("\n");
+    assert!(text.contains("Out of bounds values : 0 OK"), "{end:?}");
+    for rank in 0..4 {
+        assert!(
+            text.contains(&format!("GPU {rank} (Double {rank}, PCI 0000:0{}:00.0), NCCL 2.27.3", rank + 1)),
+            "{text}"
+        );
+    }
+    assert_eq!(end.stdout.iter().filter(|line| line.ends_with("nccl")).count(), 3, "{text}");
+    assert_eq!(calls.len(), 4, "a record of each rank");
+    for lines in &calls {
+        let at = |begins: &str| {
+            let found = lines.iter().position(|line| line.starts_with(begins));
+            found.unwrap_or_else(|| panic!("no {begins}: {lines:#?}"))
+        };
+        assert!(!lines.iter().any(|line| line.contains("VIOLATION")), "{lines:#?}");
+        let all_reduces: Vec<usize> =
+            (0..lines.len()).filter(|at| lines[*at].starts_with("ncclAllReduce ")).collect();
+        assert!(all_reduces.len() >= 3 * 3, "{lines:#?}");
+        for all_reduce in all_reduces {
+            let stream = lines[all_reduce].split(' ').find(|word| word.starts_with("stream=")).unwrap();
+            let next = &lines[all_reduce + 1];
+            assert!(next.starts_with("cuEventRecord") && next.ends_with(stream), "{next} behind {stream}");
+        }
+        assert!(
+            at("ncclCommInitRankConfig") < at("ncclAllReduce")
+                && at("ncclAllReduce") < at("ncclCommFinalize")
+        );
+        assert!(at("ncclCommFinalize") < at("ncclCommDestroy"), "{lines:#?}");
+        assert!(at("ncclCommDestroy") < at("cuDevicePrimaryCtxRelease"), "{lines:#?}");
+        assert!(
+            lines.iter().rfind(|line| line.starts_with("cuMemFree")).unwrap().ends_with("left=0"),
+            "{lines:#?}"
+        );
+    }
+}
+
+#[test]
+fn every_collective_of_every_kind_of_type_is_verified() {
+    for (collective, more) in [
+        ("all-reduce", &["-d", "bf16", "-o", "avg", "--started"][..]),
+        ("reduce-scatter", &["-d", "f16", "-o", "prod"]),
+        ("all-gather", &["-d", "u16"]),
+        ("broadcast", &["-d", "i64", "-r", "2"]),
+        ("reduce", &["-d", "u8", "-o", "max", "-r", "1"]),
+        ("gather", &["-d", "bool", "-r", "2"]),
+        ("scatter", &["-d", "f64", "-r", "1"]),
+        ("all-to-all", &["-d", "i16"]),
+        ("send-recv", &["-d", "i8"]),
+        ("all-reduce", &["-d", "bool", "-o", "and"]),
+    ] {
+        let arguments =
+            [&[collective, "-n", "3", "--sizes", "8,100001", "--iters", "2", "--csv"], more].concat();
+        let end = bench("gpu-kinds", &arguments).end();
+        assert_eq!(end.code(), 0, "{collective}: {end:?}");
+        let wrong: Vec<&str> =
+            end.stdout.iter().skip(1).map(|line| line.split(',').nth(11).unwrap()).collect();
+        assert_eq!(wrong, ["0", "0"], "{collective}: {end:?}");
+    }
+}
+
+#[test]
+fn nccl_inside_of_parts_and_our_transports_between_make_the_same_sums() {
+    for (inside, more) in
+        [("2", &["-d", "f32"][..]), ("1", &["-d", "i32", "-o", "max"]), ("0", &["-d", "f64"])]
+    {
+        let arguments =
+            [&["all-reduce", "-n", "4", "--sizes", "8,40,1000004,9M", "--iters", "1", "-w", "1"], more]
+                .concat();
+        let (end, calls) =
+            bench("gpu-hosts", &[&arguments[..], &["--inside", inside]].concat()).end_with_calls();
+        assert_eq!(end.code(), 0, "{inside}: {end:?}");
+        let text = end.stdout.join("\n");
+        assert!(
+            text.contains("Out of bounds values : 0 OK") && text.contains("staged through pinned memory"),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("among {} ranks", if inside == "0" { "4" } else { inside })),
+            "{text}"
+        );
+        assert!(calls.iter().flatten().all(|line| !line.contains("VIOLATION")), "{calls:#?}");
+        assert!(
+            calls.iter().all(|lines| lines.iter().any(|l| l.starts_with("ncclReduceScatter"))),
+            "{calls:#?}"
+        );
+    }
+    let end = bench("gpu-uneven", &["all-reduce", "-n", "4", "--sizes", "8", "--inside", "3"]).end();
+    assert!(end.code() != 0 && end.stderr.contains("parts of 4 and of 3 ranks"), "{end:?}");
+}
+
+/// Y2.
+#[test]
+fn a_rank_that_is_lost_ends_all_parts() {
+    let arguments = ["all-reduce", "-n", "4", "--sizes", "64K", "--iters", "100000000", "--inside", "2"];
+    let end = bench("gpu-part", &arguments).set("GPU_DOUBLE_ASYNC_ERROR", "1:40:2").end();
+    for rank in 0..4 {
+        let begins = format!("ringway bench: rank {rank}: ");
+        let said = end.stderr.lines().find(|line| line.starts_with(&begins));
+        assert!(said.is_some_and(|said| said.contains("ncclSystemError")), "{rank}: {end:?}");
+    }
+}
+
+#[test]
+fn what_nccl_cannot_reduce_is_said_on_every_rank() {
+    let end = bench("gpu-xor", &["all-reduce", "-n", "2", "-d", "u32", "-o", "xor", "--sizes", "8"]).end();
+    assert!(end.code() != 0 && end.stderr.contains("NCCL has no xor of u32"), "{end:?}");
+}
+
+/// Kills rank 2 of 4 in the middle of a benchmark, and returns what the others said, and were asked to abort.
+#[test]
+fn a_rank_that_is_killed_is_named_by_all_others_and_their_nccl_is_aborted() {
+    let arguments = ["all-reduce", "-n", "4", "--sizes", "64K", "--iters", "100000000"];
+    let (run, folder) = bench("gpu-kill", &arguments).start();
+    let pid = loop {
+        let line = run.line();
+        if let Some(of_rank) = line.strip_prefix("#   rank   2 on ") {
+            break of_rank.split(' ').nth(2).unwrap().trim_end_matches(':').parse::<i32>().unwrap();
+        }
+    };
+    // The head's last line: from here on the ranks are in the benchmark.
+    while !run.line().starts_with("#        (B)") {}
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).expect("rank 2 is there");
+    let end = run.end();
+    assert_eq!(end.code(), 137, "{end:?}");
+    for rank in [0, 1, 3] {
+        let begins = format!("ringway bench: rank {rank}: rank 2 on host ");
+        let said = end.stderr.lines().find(|line| line.starts_with(&begins));
+        let said = said.unwrap_or_else(|| panic!("rank {rank} does not name it: {end:?}"));
+        assert!(said.contains(&format!("(pid {pid}) was lost")), "{said}");
+    }
+    let aborted =
+        calls(&folder).iter().filter(|lines| lines.iter().any(|l| l.starts_with("ncclCommAbort"))).count();
+    assert_eq!(aborted, 3, "{:#?}", calls(&folder));
+}
+
+#[test]
+fn errors_of_nccl_are_those_of_all_ranks_with_its_words() {
+    for (name, value, says) in [
+        ("GPU_DOUBLE_ASYNC_ERROR", "1:2:6", "during all_reduce #2"),
+        ("GPU_DOUBLE_ASYNC_ERROR", "1:2:6", "NCCL in the background: ncclRemoteError (6)"),
+        ("GPU_DOUBLE_INIT_ERROR", "1:2", "ncclCommInitRankConfig: ncclSystemError (2)"),
+    ] {
+        let arguments = ["all-reduce", "-n", "3", "--sizes", "8,1K", "--iters", "2"];
+        let (end, calls) = bench("gpu-errors", &arguments).set(name, value).end_with_calls();
+        assert_ne!(end.code(), 0, "{end:?}");
+        for rank in 0..3 {
+            let said =
+                end.stderr.lines().find(|line| line.starts_with(&format!("ringway bench: rank {rank}: ")));
+            let said = said.unwrap_or_else(|| panic!("rank {rank} says nothing: {end:?}"));
+            assert!(said.contains("rank 1 on host") && said.contains(says), "{says}: {said}");
+        }
+        assert!(calls.iter().flatten().all(|line| !line.contains("VIOLATION")), "{calls:#?}");
+    }
+}
+
+#[test]
+fn a_call_that_takes_too_long_is_ended_and_says_so() {
+    let run = bench("gpu-late", &["all-reduce", "-n", "2", "--sizes", "8", "--iters", "5"]);
+    let end = run.set("GPU_DOUBLE_HANG", "0:3").set("RINGWAY_DEVICE_TIMEOUT_MS", "700").end();
+    assert_ne!(end.code(), 0, "{end:?}");
+    assert!(end.stderr.contains("within 700 ms (RINGWAY_DEVICE_TIMEOUT_MS)"), "{end:?}");
+}
+
+#[test]
+fn ranks_that_share_a_gpu_or_want_too_much_of_it_are_told() {
+    let arguments = ["all-reduce", "-n", "2", "--sizes", "1M", "--iters", "1"];
+    let end = bench("gpu-shared", &arguments).set("GPU_DOUBLE_DEVICES", "1").end();
+    assert_ne!(end.code(), 0, "{end:?}");
+    for part in ["ncclInvalidUsage (5)", "Duplicate GPU detected", "is also that of rank", "RINGWAY_DEVICE"] {
+        assert!(end.stderr.contains(part), "{part}: {end:?}");
+    }
+    let end = bench("gpu-memory", &arguments).set("GPU_DOUBLE_MEMORY", "65536").end();
+    assert!(end.code() != 0 && end.stderr.contains("CUDA_ERROR_OUT_OF_MEMORY (2), out of memory"), "{end:?}");
+}
+
+/// What the ranks of `examples/gpu.rs` say.
+fn said(name: &str, words: &[&str]) -> (End, Vec<Vec<String>>) {
+    Doubled::new(name, &[&["run", "-n", "4", "--", example("gpu")], words].concat()).end_with_calls()
+}
+
+#[test]
+fn started_calls_groups_and_parts_do_what_they_say() {
+    let (end, calls) = said("gpu-tour", &[]);
+    assert_eq!(end.code(), 0, "{end:?}");
+    assert_eq!(end.stdout.iter().filter(|line| line.ends_with(": all is well")).count(), 4, "{end:?}");
+    for lines in &calls {
+        // The ring and the sum are one group.
+        let begin = lines.iter().position(|line| line == "ncclGroupStart").expect("a group");
+        let inside: Vec<&str> = lines[begin + 1..]
+            .iter()
+            .take_while(|l| *l != "ncclGroupEnd")
+            .map(|l| l.split(' ').next().unwrap())
+            .collect();
+        assert_eq!(inside, ["ncclSend", "ncclRecv", "ncclAllReduce"], "{lines:#?}");
+        assert_eq!(
+            lines.iter().filter(|line| line.starts_with("ncclCommInitRankConfig")).count(),
+            2,
+            "{lines:#?}"
+        );
+        assert!(!lines.iter().any(|line| line.contains("VIOLATION")), "{lines:#?}");
+    }
+}
+
+#[test]
+fn mistakes_reach_all_ranks_and_show_both_sides() {
+    for (word, parts) in [
+        ("count", &["mismatched calls", "f32 x 1000", "f32 x 2000"][..]),
+        ("operation", &["mismatched calls", "sum", "max"]),
+        ("order", &["mismatched calls", "all_reduce #1", "broadcast #1"]),
+        ("refused", &["root 99"]),
+        ("abort", &["the data of shard 7 is damaged", "rank 3 on host"]),
+    ] {
+        let (end, _) = said("gpu-mistakes", &[word]);
+        assert_ne!(end.code(), 0, "{word}: {end:?}");
+        for rank in 0..4 {
+            let line = end.stdout.iter().find(|line| line.starts_with(&format!("rank {rank}: ")));
+            let line = line.unwrap_or_else(|| panic!("{word}: rank {rank} says nothing: {end:?}"));
+            assert!(parts.iter().all(|part| line.contains(part)), "{word}: {line}");
+        }
+    }
+}
+
+#[test]
+fn a_call_that_nobody_waits_for_is_aborted_when_a_rank_is_lost() {
+    let (end, _) = said("gpu-abandoned", &["abandoned"]);
+    for rank in 0..3 {
+        let begins = format!("rank {rank}: rank 3 on host ");
+        assert!(
+            end.stdout.iter().any(|line| line.starts_with(&begins) && line.contains("was lost")),
+            "{end:?}"
+        );
     }
 }

@@ -189,6 +189,14 @@ pub enum InvalidCall {
         /// The type.
         dtype: DType,
     },
+    /// NCCL has no such reduction.
+    #[error("NCCL has no {op} of {dtype}: reduce it in memory of the host")]
+    NotByNccl {
+        /// The reduction.
+        op: ReduceOp,
+        /// The type.
+        dtype: DType,
+    },
     /// A message to oneself, which nobody would take.
     #[error("a rank cannot exchange messages with itself")]
     WithItself,

@@ -69,6 +69,16 @@ impl<T: Element> Handle<T> {
         }
     }
 
+    /// Whether the call is over. Unlike [`Handle::is_done`] it asks for no thread: who asks drives, by
+    /// [`Communicator::look`](super::Communicator).
+    #[cfg(feature = "nccl")]
+    pub(crate) fn is_over(&self) -> bool {
+        match &self.0 {
+            State::UnderWay { owner, slot, .. } => owner.lock().runs[usize::from(*slot)].phase == Phase::Done,
+            State::Over(_) | State::Taken => true,
+        }
+    }
+
     /// Whether the call is over, so that [`Handle::wait`] will return at once.
     pub fn is_done(&self) -> bool {
         let State::UnderWay { owner, slot, .. } = &self.0 else { return true };

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! communicator, blocking, started, p2p, split     the calls, checked and turned into requests
+//!   attend                                        what goes on beside, on GPUs
 //!   shared                                        the lock, and which thread drives
 //!     core                                        calls under way on one endpoint, events
 //!       failure, inquiry, history, word           how a communicator dies, and how everybody learns of it
@@ -20,6 +21,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "nccl")]
+mod attend;
 mod blocking;
 mod communicator;
 mod core;

@@ -41,6 +41,7 @@ symbols! {
         cuMemFreeHost: fn(*mut c_void) -> u32;
         cuMemcpyHtoDAsync_v2: fn(CUdeviceptr, *const c_void, usize, CUstream) -> u32;
         cuMemcpyDtoHAsync_v2: fn(*mut c_void, CUdeviceptr, usize, CUstream) -> u32;
+        cuMemcpyDtoDAsync_v2: fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> u32;
         cuMemsetD8Async: fn(CUdeviceptr, c_uchar, usize, CUstream) -> u32;
         cuStreamCreate: fn(*mut CUstream, c_uint) -> u32;
         cuStreamDestroy_v2: fn(CUstream) -> u32;

@@ -195,7 +195,7 @@ pub enum DeviceError {
         /// Its host.
         host: String,
         /// What is missing.
-        what: Unavailable,
+        what: Box<Unavailable>,
     },
     /// The driver refuses.
     #[error("rank {rank}: GPU {device}: {error}")]
@@ -221,6 +221,17 @@ pub enum DeviceError {
         b: u32,
         /// Its version.
         b_version: Version,
+    },
+    /// NCCL connects parts of a group, which are not of one size.
+    #[error(
+        "parts of {a} and of {b} ranks cannot be reduced together: start as many on every host, or give a number of ranks per \
+         part that divides all"
+    )]
+    Uneven {
+        /// Ranks of one part, or of all.
+        a: u32,
+        /// Ranks of another.
+        b: u32,
     },
     /// The ranks did not come together; the same error on all of them.
     #[error(transparent)]

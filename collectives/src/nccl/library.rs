@@ -3,8 +3,9 @@
 
 use super::error::{NcclError, Unavailable, Version};
 use super::symbols::symbols;
-use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
-use std::ffi::{CStr, c_char, c_int};
+use cudarc::driver::sys::CUstream;
+use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclUniqueId};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -15,11 +16,25 @@ pub(super) const SUCCESS: u32 = 0;
 pub(super) const IN_PROGRESS: u32 = 7;
 
 symbols! {
-    /// The functions that are used.
+    /// The functions that are used. Element types and reductions are numbers of NCCL's header.
     struct Functions {
         ncclGetUniqueId: fn(*mut ncclUniqueId) -> u32;
         ncclGetErrorString: fn(u32) -> *const c_char;
         ncclGetLastError: fn(ncclComm_t) -> *const c_char;
+        ncclCommInitRankConfig: fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> u32;
+        ncclCommGetAsyncError: fn(ncclComm_t, *mut u32) -> u32;
+        ncclCommFinalize: fn(ncclComm_t) -> u32;
+        ncclCommDestroy: fn(ncclComm_t) -> u32;
+        ncclCommAbort: fn(ncclComm_t) -> u32;
+        ncclAllReduce: fn(*const c_void, *mut c_void, usize, u32, u32, ncclComm_t, CUstream) -> u32;
+        ncclReduce: fn(*const c_void, *mut c_void, usize, u32, u32, c_int, ncclComm_t, CUstream) -> u32;
+        ncclBroadcast: fn(*const c_void, *mut c_void, usize, u32, c_int, ncclComm_t, CUstream) -> u32;
+        ncclReduceScatter: fn(*const c_void, *mut c_void, usize, u32, u32, ncclComm_t, CUstream) -> u32;
+        ncclAllGather: fn(*const c_void, *mut c_void, usize, u32, ncclComm_t, CUstream) -> u32;
+        ncclSend: fn(*const c_void, usize, u32, c_int, ncclComm_t, CUstream) -> u32;
+        ncclRecv: fn(*mut c_void, usize, u32, c_int, ncclComm_t, CUstream) -> u32;
+        ncclGroupStart: fn() -> u32;
+        ncclGroupEnd: fn() -> u32;
     }
 }
 

@@ -82,6 +82,12 @@ impl<T: Element> DeviceBuffer<T> {
         &self.context
     }
 
+    /// Where element `index` is.
+    pub(super) fn address_of(&self, index: usize) -> u64 {
+        debug_assert!(index <= self.len);
+        self.at + (index * size_of::<T>()) as u64
+    }
+
     /// Copies `from` here, through `stream`, and waits for it.
     ///
     /// # Errors
@@ -91,20 +97,7 @@ impl<T: Element> DeviceBuffer<T> {
     /// When the lengths differ.
     pub fn copy_from(&mut self, from: &[T], stream: &Stream) -> Result<(), CudaError> {
         assert_eq!(from.len(), self.len, "copy_from: a slice of another length");
-        if self.is_empty() {
-            return Ok(());
-        }
-        let driver = self.context.enter()?;
-        // SAFETY: both sides have as many bytes, and the copy is waited for before the loans end.
-        let begun = unsafe {
-            (driver.functions.cuMemcpyHtoDAsync_v2)(
-                self.at,
-                from.as_ptr().cast(),
-                size_of_val(from),
-                stream.raw(),
-            )
-        };
-        driver.check("cuMemcpyHtoDAsync", begun).and(stream.synchronize())
+        self.copy_part_from(0, from, stream)
     }
 
     /// Copies what is here to `to`, through `stream`, and waits for it.
@@ -116,18 +109,46 @@ impl<T: Element> DeviceBuffer<T> {
     /// When the lengths differ.
     pub fn copy_to(&self, to: &mut [T], stream: &Stream) -> Result<(), CudaError> {
         assert_eq!(to.len(), self.len, "copy_to: a slice of another length");
-        if self.is_empty() {
+        self.copy_part_to(0, to, stream)
+    }
+
+    /// Copies `from` to the elements from `first` on, through `stream`, and waits for it.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn copy_part_from(&mut self, first: usize, from: &[T], stream: &Stream) -> Result<(), CudaError> {
+        assert!(first <= self.len && from.len() <= self.len - first, "copy_part_from: behind the end");
+        if from.is_empty() {
             return Ok(());
         }
         let driver = self.context.enter()?;
+        let (at, bytes) = (self.address_of(first), size_of_val(from));
+        // SAFETY: there are as many bytes on both sides, and the copy is waited for before the loans end.
+        let begun =
+            unsafe { (driver.functions.cuMemcpyHtoDAsync_v2)(at, from.as_ptr().cast(), bytes, stream.raw()) };
+        driver.check("cuMemcpyHtoDAsync", begun).and(stream.synchronize())
+    }
+
+    /// Copies the elements from `first` on to `to`, through `stream`, and waits for it.
+    ///
+    /// # Errors
+    /// When the GPU has failed.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn copy_part_to(&self, first: usize, to: &mut [T], stream: &Stream) -> Result<(), CudaError> {
+        assert!(first <= self.len && to.len() <= self.len - first, "copy_part_to: behind the end");
+        if to.is_empty() {
+            return Ok(());
+        }
+        let driver = self.context.enter()?;
+        let (at, bytes) = (self.address_of(first), size_of_val(to));
         // SAFETY: as above; any bits are an element.
         let begun = unsafe {
-            (driver.functions.cuMemcpyDtoHAsync_v2)(
-                to.as_mut_ptr().cast(),
-                self.at,
-                size_of_val(to),
-                stream.raw(),
-            )
+            (driver.functions.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), at, bytes, stream.raw())
         };
         driver.check("cuMemcpyDtoHAsync", begun).and(stream.synchronize())
     }

@@ -2,6 +2,7 @@
 //!
 //! - [`world`]: from a launch and settings to a communicator over all ranks of the job.
 //! - [`coordinator`]: the coordination service as a job's own process runs it.
+//! - `device`: communicators over GPUs, as the settings say.
 //! - [`transports`]: the data plane's transports, as the settings want them.
 //! - [`rendezvous`]: the data plane of a task that is no rank: tensors by key.
 //! - `rdma`: whether a rank uses RDMA, and what it says where it does not.
@@ -17,6 +18,8 @@
 pub mod abort;
 pub mod card;
 pub mod coordinator;
+#[cfg(feature = "nccl")]
+mod device;
 pub mod eager;
 pub mod master;
 pub mod pinning;

@@ -14,7 +14,7 @@ use crate::launch::{Launch, RANK_JOB};
 use crate::random::{incarnation, token};
 use crate::rpc::client::{self, Agent, AgentConfig, AgentError, Alarm, GroupMember, GroupRequest, Process};
 use crate::rpc::serve::{ServeError, Server};
-use crate::settings::{NameList, Settings};
+use crate::settings::{GpuSettings, NameList, Settings};
 use crate::window::WindowConfig;
 use ringway_collectives::engine::{self, CollectiveError, Communicator, EngineOptions, GroupInfo, Member};
 use ringway_collectives::schedule::Algorithm;
@@ -143,6 +143,8 @@ pub struct World {
     agent: Option<Arc<Agent>>,
     server: Option<Server>,
     members: Vec<GroupMember>,
+    job: String,
+    gpu: GpuSettings,
 }
 
 impl World {
@@ -159,6 +161,24 @@ impl World {
     #[must_use]
     pub fn agent(&self) -> Option<&Agent> {
         self.agent.as_deref()
+    }
+
+    /// For what asks the coordination service beside this.
+    #[cfg(feature = "nccl")]
+    pub(super) fn shared_agent(&self) -> Option<&Arc<Agent>> {
+        self.agent.as_ref()
+    }
+
+    /// The job's name.
+    #[must_use]
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// What the settings say of GPUs.
+    #[must_use]
+    pub fn gpu(&self) -> &GpuSettings {
+        &self.gpu
     }
 
     /// Tells of every process of the job that the control plane finds lost, those before included: its incarnation, and what
@@ -222,7 +242,8 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
                 // After the bridge, which tells the engine of the loss.
                 report::write_down_on_loss(&agent, comm.reporter());
             }
-            Ok((comm, World { agent: Some(agent), server, members }))
+            let (job, gpu) = (launch.job_id.clone(), settings.gpu.clone());
+            Ok((comm, World { agent: Some(agent), server, members, job, gpu }))
         }
         Err(error) => {
             give_up(&agent, &error);

@@ -147,6 +147,9 @@ pub(crate) struct CollectiveArgs {
     /// Whose memory: cpu, cuda (each rank's own GPU, by NCCL), or cuda:N
     #[arg(long, default_value = "cpu")]
     pub(super) device: On,
+    /// With --device cuda: NCCL connects so many neighbouring ranks (0: those of each host), and ringway's transports the rest
+    #[arg(long, value_name = "RANKS")]
+    pub(super) inside: Option<u32>,
     /// Use the started (asynchronous) form where there is one
     #[arg(long)]
     pub(super) started: bool,
@@ -201,6 +204,11 @@ impl CollectiveArgs {
         self.sweep.check_flags()?;
         if self.bench().reduces() && !self.op.supports(self.datatype) {
             return Err(format!("-o {} is not defined on -d {}", self.op, self.datatype));
+        }
+        if self.inside.is_some()
+            && (self.device == On::Cpu || self.bench() != Bench::AllReduce || self.started)
+        {
+            return Err("--inside measures all-reduce, blocking, with --device cuda only".to_owned());
         }
         if self.started && self.bench() != Bench::AllReduce {
             return Err("--started measures all-reduce only".to_owned());

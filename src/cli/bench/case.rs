@@ -1,8 +1,10 @@
-//! One collective of one size: its memory, its call, and the check of its result.
+//! One collective of one size: its memory, its call, and the check of its result. Here what is the same wherever the memory
+//! is, and memory of the host.
 
 use super::args::Bench;
+use super::measure::BenchError;
 use super::values;
-use ringway::{CollectiveError, Communicator, Element, ReduceOp};
+use ringway::{CollectiveError, Communicator, DType, Element, ReduceOp};
 use ringway_dataplane::memory::Buffer;
 
 /// What is called, but for the size.
@@ -15,30 +17,50 @@ pub(super) struct Call {
     pub(super) started: bool,
 }
 
-/// Memory for one size, and how it is used.
-pub(super) struct Case<'a, T: Element> {
-    comm: &'a Communicator,
-    call: Call,
-    /// Elements of the whole vector of one rank.
-    pub(super) count: usize,
-    /// Elements of one rank's part, for blocked collectives the block.
-    part: usize,
-    /// The vector of in-place collectives, the input of others. Empty only while a started call has it.
-    input: Option<Buffer<T>>,
-    output: Buffer<T>,
+/// How the last calls were run.
+pub(super) struct How {
+    pub(super) algorithm: String,
+    pub(super) slice_bytes: u64,
+    pub(super) transport: String,
 }
 
-impl<'a, T: Element> Case<'a, T> {
-    /// Memory for a vector of at least `bytes`: blocked collectives round up to a whole element per block.
-    pub(super) fn new(comm: &'a Communicator, call: Call, bytes: u64) -> Result<Self, CollectiveError> {
-        let ranks = comm.size() as usize;
-        let elements = usize::try_from(bytes.div_ceil(size_of::<T>() as u64)).unwrap_or(usize::MAX);
-        let part = if call.bench.is_blocked() { elements.div_ceil(ranks) } else { elements };
-        let count = if call.bench.is_blocked() { part.saturating_mul(ranks) } else { elements };
+/// One size of a collective, ready to be called.
+pub(super) trait Case {
+    /// Elements of the whole vector of one rank.
+    fn count(&self) -> usize;
+    /// Writes every input afresh and wipes every output.
+    fn fill(&mut self) -> Result<(), BenchError>;
+    /// Makes the call once.
+    fn run(&mut self) -> Result<(), BenchError>;
+    /// After one run on fresh inputs: how many elements of this rank's result are not what they must be.
+    fn wrong(&mut self) -> Result<u64, BenchError>;
+    /// How it was run.
+    fn how(&self) -> How;
+}
+
+/// The lengths of a size, in elements, on one rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extents {
+    /// The whole vector of one rank.
+    pub(super) count: usize,
+    /// One rank's part, for blocked collectives the block.
+    pub(super) part: usize,
+    /// The vector of in-place collectives, the input of others.
+    pub(super) input: usize,
+    pub(super) output: usize,
+}
+
+impl Extents {
+    /// Of a vector of at least `bytes`: blocked collectives round up to a whole element per block.
+    pub(super) fn of(call: Call, (rank, ranks): (u32, u32), bytes: u64, element_bytes: usize) -> Extents {
         use Bench::{
             AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter, SendRecv,
         };
-        let is_root = comm.rank() == call.root;
+        let ranks = ranks as usize;
+        let elements = usize::try_from(bytes.div_ceil(element_bytes as u64)).unwrap_or(usize::MAX);
+        let part = if call.bench.is_blocked() { elements.div_ceil(ranks) } else { elements };
+        let count = if call.bench.is_blocked() { part.saturating_mul(ranks) } else { elements };
+        let is_root = rank == call.root;
         let (input, output) = match call.bench {
             AllReduce | Broadcast | Reduce => (count, 0),
             ReduceScatter => (count, part),
@@ -47,35 +69,114 @@ impl<'a, T: Element> Case<'a, T> {
             Scatter => (if is_root { count } else { 0 }, part),
             AllToAll | SendRecv => (count, count),
         };
-        let (input, output) = (Some(comm.alloc(input)?), comm.alloc(output)?);
-        Ok(Case { comm, call, count, part, input, output })
+        Extents { count, part, input, output }
+    }
+}
+
+/// A rank's input afresh; where the call brings it, what must not be left of it.
+pub(super) fn fill_input(call: Call, (rank, ranks): (u32, u32), dtype: DType, bytes: &mut [u8]) {
+    let op = call.bench.reduces().then_some(call.op);
+    bytes.fill(WIPED);
+    if call.bench != Bench::Broadcast || rank == call.root {
+        values::fill(dtype, op, rank, ranks, 0, bytes);
+    }
+}
+
+/// What an output is filled with before a call.
+pub(super) const WIPED: u8 = 0xa5;
+
+/// How many elements of a rank's result are not what they must be.
+pub(super) fn wrong(
+    call: Call,
+    (rank, ranks): (u32, u32),
+    dtype: DType,
+    part: usize,
+    (input, output): (&[u8], &[u8]),
+) -> u64 {
+    let Call { bench, op, root, .. } = call;
+    let block_bytes = part * dtype.size();
+    let part = part as u64;
+    let block = |index: u32| &output[index as usize * block_bytes..][..block_bytes];
+    let blocks = |first: &dyn Fn(u32) -> u64| {
+        (0..ranks).map(|from| values::wrong_copy(dtype, from, ranks, first(from), block(from))).sum()
+    };
+    match bench {
+        Bench::AllReduce => values::wrong_reduction(dtype, op, ranks, 0, input),
+        Bench::Reduce if rank == root => values::wrong_reduction(dtype, op, ranks, 0, input),
+        Bench::Reduce => 0,
+        Bench::ReduceScatter => values::wrong_reduction(dtype, op, ranks, part * u64::from(rank), output),
+        Bench::Broadcast => values::wrong_copy(dtype, root, ranks, 0, input),
+        Bench::AllGather => blocks(&|_| 0),
+        Bench::Gather if rank == root => blocks(&|_| 0),
+        Bench::Gather => 0,
+        Bench::Scatter => values::wrong_copy(dtype, root, ranks, part * u64::from(rank), output),
+        Bench::AllToAll => blocks(&|_| part * u64::from(rank)),
+        Bench::SendRecv => values::wrong_copy(dtype, before(rank, ranks), ranks, 0, output),
+    }
+}
+
+/// Who a rank sends to.
+pub(super) fn next(rank: u32, ranks: u32) -> u32 {
+    (rank + 1) % ranks
+}
+
+/// Who a rank receives from.
+pub(super) fn before(rank: u32, ranks: u32) -> u32 {
+    (rank + ranks - 1) % ranks
+}
+
+/// Memory of the host for one size, and how it is used.
+pub(super) struct OnHost<'a, T: Element> {
+    comm: &'a Communicator,
+    call: Call,
+    extents: Extents,
+    /// Empty only while a started call has it.
+    input: Option<Buffer<T>>,
+    output: Buffer<T>,
+}
+
+impl<'a, T: Element> OnHost<'a, T> {
+    pub(super) fn new(comm: &'a Communicator, call: Call, bytes: u64) -> Result<Self, CollectiveError> {
+        let extents = Extents::of(call, (comm.rank(), comm.size()), bytes, size_of::<T>());
+        let (input, output) = (Some(comm.alloc(extents.input)?), comm.alloc(extents.output)?);
+        Ok(OnHost { comm, call, extents, input, output })
     }
 
-    /// Writes every input afresh and wipes every output.
-    pub(super) fn fill(&mut self) {
-        let (rank, ranks) = (self.comm.rank(), self.comm.size());
-        let op = self.call.bench.reduces().then_some(self.call.op);
-        let sends = self.call.bench != Bench::Broadcast || rank == self.call.root;
+    fn place(&self) -> (u32, u32) {
+        (self.comm.rank(), self.comm.size())
+    }
+
+    /// The buffer goes in by value and comes back by value; after a failure it is gone, as is the communicator.
+    fn run_started(&mut self) -> Result<(), BenchError> {
+        let Some(buffer) = self.input.take() else { return Ok(()) };
+        self.input = Some(self.comm.all_reduce_start(buffer, self.call.op)?.wait()?);
+        Ok(())
+    }
+}
+
+impl<T: Element> Case for OnHost<'_, T> {
+    fn count(&self) -> usize {
+        self.extents.count
+    }
+
+    fn fill(&mut self) -> Result<(), BenchError> {
+        let (call, place) = (self.call, self.place());
         if let Some(input) = &mut self.input {
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(input);
-            bytes.fill(0xa5);
-            if sends {
-                values::fill(T::DTYPE, op, rank, ranks, 0, bytes);
-            }
+            fill_input(call, place, T::DTYPE, bytemuck::cast_slice_mut(input));
         }
-        bytemuck::cast_slice_mut::<T, u8>(&mut self.output).fill(0xa5);
+        bytemuck::cast_slice_mut::<T, u8>(&mut self.output).fill(WIPED);
+        Ok(())
     }
 
-    /// Makes the call once.
-    pub(super) fn run(&mut self) -> Result<(), CollectiveError> {
+    fn run(&mut self) -> Result<(), BenchError> {
         let Call { bench, op, root, started } = self.call;
         if started && bench == Bench::AllReduce {
             return self.run_started();
         }
-        let (next, before) = (self.next(), self.before());
+        let (rank, ranks) = self.place();
         let Some(input) = &mut self.input else { return Ok(()) };
         let (comm, output) = (self.comm, &mut self.output);
-        match bench {
+        let done = match bench {
             Bench::AllReduce => comm.all_reduce(input, op),
             Bench::Broadcast => comm.broadcast(input, root),
             Bench::Reduce => comm.reduce(input, op, root),
@@ -84,55 +185,28 @@ impl<'a, T: Element> Case<'a, T> {
             Bench::Gather => comm.gather(input, output, root),
             Bench::Scatter => comm.scatter(input, output, root),
             Bench::AllToAll => comm.all_to_all(input, output),
-            Bench::SendRecv if comm.size() == 1 => {
+            Bench::SendRecv if ranks == 1 => {
                 output.copy_from_slice(input);
                 Ok(())
             }
-            Bench::SendRecv => comm.sendrecv(input, next, output, before, 0),
-        }
-    }
-
-    /// The buffer goes in by value and comes back by value; after a failure it is gone, as is the communicator.
-    fn run_started(&mut self) -> Result<(), CollectiveError> {
-        let Some(buffer) = self.input.take() else { return Ok(()) };
-        self.input = Some(self.comm.all_reduce_start(buffer, self.call.op)?.wait()?);
-        Ok(())
-    }
-
-    fn next(&self) -> u32 {
-        (self.comm.rank() + 1) % self.comm.size()
-    }
-
-    fn before(&self) -> u32 {
-        (self.comm.rank() + self.comm.size() - 1) % self.comm.size()
-    }
-
-    /// After one run on fresh inputs: how many elements of this rank's result are not what they must be.
-    pub(super) fn wrong(&self) -> u64 {
-        let Call { bench, op, root, .. } = self.call;
-        let (rank, ranks) = (self.comm.rank(), self.comm.size());
-        let part = self.part as u64;
-        let input: &[u8] = self.input.as_deref().map_or(&[], bytemuck::cast_slice);
-        let output: &[u8] = bytemuck::cast_slice(&self.output);
-        let block =
-            |index: u32| &output[index as usize * self.part * size_of::<T>()..][..self.part * size_of::<T>()];
-        let blocks = |first: &dyn Fn(u32) -> u64| {
-            (0..ranks).map(|from| values::wrong_copy(T::DTYPE, from, ranks, first(from), block(from))).sum()
+            Bench::SendRecv => comm.sendrecv(input, next(rank, ranks), output, before(rank, ranks), 0),
         };
-        match bench {
-            Bench::AllReduce => values::wrong_reduction(T::DTYPE, op, ranks, 0, input),
-            Bench::Reduce if rank == root => values::wrong_reduction(T::DTYPE, op, ranks, 0, input),
-            Bench::Reduce => 0,
-            Bench::ReduceScatter => {
-                values::wrong_reduction(T::DTYPE, op, ranks, part * u64::from(rank), output)
-            }
-            Bench::Broadcast => values::wrong_copy(T::DTYPE, root, ranks, 0, input),
-            Bench::AllGather => blocks(&|_| 0),
-            Bench::Gather if rank == root => blocks(&|_| 0),
-            Bench::Gather => 0,
-            Bench::Scatter => values::wrong_copy(T::DTYPE, root, ranks, part * u64::from(rank), output),
-            Bench::AllToAll => blocks(&|_| part * u64::from(rank)),
-            Bench::SendRecv => values::wrong_copy(T::DTYPE, self.before(), ranks, 0, output),
+        Ok(done?)
+    }
+
+    fn wrong(&mut self) -> Result<u64, BenchError> {
+        let input: &[u8] = self.input.as_deref().map_or(&[], bytemuck::cast_slice);
+        let both = (input, bytemuck::cast_slice(&self.output));
+        Ok(wrong(self.call, self.place(), T::DTYPE, self.extents.part, both))
+    }
+
+    fn how(&self) -> How {
+        let choice = self.comm.last_choice();
+        let algorithm = choice.and_then(|c| c.algorithm);
+        How {
+            algorithm: algorithm.map_or("direct".to_owned(), |a| a.to_string().to_ascii_lowercase()),
+            slice_bytes: choice.map_or(0, |c| c.slice_bytes as u64),
+            transport: super::measure::transport(self.comm),
         }
     }
 }

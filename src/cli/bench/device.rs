@@ -1,7 +1,8 @@
 //! Whose memory is measured: the host's, or that of GPUs.
 
 use super::BenchError;
-use ringway::Settings;
+use super::measure;
+use ringway::{Communicator, Settings};
 use std::str::FromStr;
 
 /// What `--device` may say.
@@ -24,6 +25,51 @@ impl FromStr for On {
             ("cuda", _) => Ok(On::Cuda(None)),
             (_, Some(n)) => number(n).map(|n| On::Cuda(Some(n))),
             _ => Err("give cpu, cuda, or cuda:N".to_owned()),
+        }
+    }
+}
+
+/// Where the memory is, with what its calls are made by.
+pub(super) enum Place {
+    /// On the host.
+    Host,
+    /// On GPUs.
+    #[cfg(feature = "nccl")]
+    Gpu(Box<super::gpu::Gpus>),
+}
+
+impl Place {
+    /// Makes the communicator over GPUs where they are measured. All ranks call it.
+    #[cfg(feature = "nccl")]
+    pub(super) fn of(comm: &Communicator, on: On, inside: Option<u32>) -> Result<Place, measure::BenchError> {
+        use super::gpu::Gpus;
+        let On::Cuda(device) = on else { return Ok(Place::Host) };
+        let gpus = match inside {
+            None => Gpus::Flat(comm.on_gpus(device)?),
+            Some(ranks) => {
+                let hierarchy = comm.on_gpus_of_hosts(device, Some(ranks).filter(|ranks| *ranks > 0))?;
+                Gpus::Layered(hierarchy, (comm.rank(), comm.size()))
+            }
+        };
+        Ok(Place::Gpu(Box::new(gpus)))
+    }
+
+    /// There are only hosts.
+    #[cfg(not(feature = "nccl"))]
+    pub(super) fn of(
+        _comm: &Communicator,
+        _on: On,
+        _inside: Option<u32>,
+    ) -> Result<Place, measure::BenchError> {
+        Ok(Place::Host)
+    }
+
+    /// What a rank says of its memory, before what it says of its connections.
+    pub(super) fn why(&self) -> String {
+        match self {
+            Place::Host => String::new(),
+            #[cfg(feature = "nccl")]
+            Place::Gpu(gpu) => format!("{}; beside it ", gpu.why()),
         }
     }
 }

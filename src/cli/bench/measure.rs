@@ -3,7 +3,8 @@
 //! An iteration's time begins behind a barrier and is the largest over the ranks: what a step of a program waits for.
 
 use super::args::CollectiveArgs;
-use super::case::{Call, Case};
+use super::case::{Call, Case, How, OnHost};
+use super::device::Place;
 use super::printer::{Printer, RankLine};
 use super::table::{Row, percentile};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -17,7 +18,7 @@ const MOST_ITERATIONS: u64 = 2000;
 /// A size whose iterations take longer gets a progress bar on a terminal.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of one rank's description.
-const WHO_BYTES: usize = 320;
+const WHO_BYTES: usize = 512;
 
 /// Why a benchmark ended early.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,10 @@ pub(super) enum BenchError {
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// GPUs could not be used.
+    #[cfg(feature = "nccl")]
+    #[error(transparent)]
+    Device(#[from] ringway_collectives::nccl::DeviceError),
     /// A value did not come by the rendezvous.
     #[error(transparent)]
     Tensors(Box<dyn std::error::Error + Send + Sync>),
@@ -35,23 +40,24 @@ pub(super) enum BenchError {
 
 /// Runs the whole sweep. Returns how many elements were wrong on any rank.
 pub(super) fn sweep(comm: &Communicator, args: &CollectiveArgs) -> Result<u64, BenchError> {
-    let mut printer = head(comm, args)?;
+    let place = Place::of(comm, args.device, args.inside)?;
+    let mut printer = head(comm, args, &place)?;
     let mut wrong = 0;
     for bytes in args.sweep.size_list() {
         let row = match args.datatype {
-            DType::F16 => one::<half::f16>(comm, args, bytes),
-            DType::Bf16 => one::<half::bf16>(comm, args, bytes),
-            DType::F32 => one::<f32>(comm, args, bytes),
-            DType::F64 => one::<f64>(comm, args, bytes),
-            DType::I8 => one::<i8>(comm, args, bytes),
-            DType::I16 => one::<i16>(comm, args, bytes),
-            DType::I32 => one::<i32>(comm, args, bytes),
-            DType::I64 => one::<i64>(comm, args, bytes),
-            DType::U8 => one::<u8>(comm, args, bytes),
-            DType::U16 => one::<u16>(comm, args, bytes),
-            DType::U32 => one::<u32>(comm, args, bytes),
-            DType::U64 => one::<u64>(comm, args, bytes),
-            DType::Bool => one::<ringway::Bool>(comm, args, bytes),
+            DType::F16 => one::<half::f16>(comm, args, bytes, &place),
+            DType::Bf16 => one::<half::bf16>(comm, args, bytes, &place),
+            DType::F32 => one::<f32>(comm, args, bytes, &place),
+            DType::F64 => one::<f64>(comm, args, bytes, &place),
+            DType::I8 => one::<i8>(comm, args, bytes, &place),
+            DType::I16 => one::<i16>(comm, args, bytes, &place),
+            DType::I32 => one::<i32>(comm, args, bytes, &place),
+            DType::I64 => one::<i64>(comm, args, bytes, &place),
+            DType::U8 => one::<u8>(comm, args, bytes, &place),
+            DType::U16 => one::<u16>(comm, args, bytes, &place),
+            DType::U32 => one::<u32>(comm, args, bytes, &place),
+            DType::U64 => one::<u64>(comm, args, bytes, &place),
+            DType::Bool => one::<ringway::Bool>(comm, args, bytes, &place),
         }?;
         wrong += row.wrong.unwrap_or(0);
         if let Some(p) = &mut printer {
@@ -65,8 +71,12 @@ pub(super) fn sweep(comm: &Communicator, args: &CollectiveArgs) -> Result<u64, B
 }
 
 /// Gathers who takes part, and prints the head on rank 0.
-fn head(comm: &Communicator, args: &CollectiveArgs) -> Result<Option<Printer<Stdout, Row>>, BenchError> {
-    let ranks = who(comm)?;
+fn head(
+    comm: &Communicator,
+    args: &CollectiveArgs,
+    place: &Place,
+) -> Result<Option<Printer<Stdout, Row>>, BenchError> {
+    let ranks = who(comm, &place.why())?;
     if comm.rank() != 0 {
         return Ok(None);
     }
@@ -80,12 +90,12 @@ fn head(comm: &Communicator, args: &CollectiveArgs) -> Result<Option<Printer<Std
     Ok(Some(Printer::start(stdout(), args.sweep.format(), title, ranks)?))
 }
 
-/// Who takes part, and how each is reached.
-pub(super) fn who(comm: &Communicator) -> Result<Vec<RankLine>, CollectiveError> {
+/// Who takes part, and how each is reached; each rank says `first` of itself before that.
+pub(super) fn who(comm: &Communicator, first: &str) -> Result<Vec<RankLine>, CollectiveError> {
     // A first barrier makes the connections whose descriptions are gathered.
     comm.barrier()?;
     let mut mine = [0u8; WHO_BYTES];
-    let why = describe(comm);
+    let why = format!("{first}{}", describe(comm));
     let kept = why.len().min(WHO_BYTES);
     mine[..kept].copy_from_slice(&why.as_bytes()[..kept]);
     let mut all = vec![0u8; WHO_BYTES * comm.size() as usize];
@@ -112,39 +122,45 @@ fn describe(comm: &Communicator) -> String {
     }
 }
 
-fn one<T: Element>(comm: &Communicator, args: &CollectiveArgs, bytes: u64) -> Result<Row, BenchError> {
+fn one<T: Element>(
+    comm: &Communicator,
+    args: &CollectiveArgs,
+    bytes: u64,
+    place: &Place,
+) -> Result<Row, BenchError> {
     let call = Call { bench: args.bench(), op: args.op, root: args.root, started: args.started };
-    let mut case = Case::<T>::new(comm, call, bytes)?;
-    let mut wrong = check(comm, args, &mut case)?;
-    case.fill();
+    let mut case: Box<dyn Case + '_> = match place {
+        Place::Host => Box::new(OnHost::<T>::new(comm, call, bytes)?),
+        #[cfg(feature = "nccl")]
+        Place::Gpu(gpu) => Box::new(super::gpu::OnGpu::<T>::new(gpu, call, bytes)?),
+    };
+    let case = &mut *case;
+    let mut wrong = check(comm, args, case)?;
+    case.fill()?;
     let warm = Instant::now();
     for _ in 0..args.sweep.warmup_iters {
         case.run()?;
     }
     let each = warm.elapsed() / u32::try_from(args.sweep.warmup_iters.max(1)).unwrap_or(u32::MAX);
     let iterations = agree(comm, args.sweep.iterations(each, MOST_ITERATIONS))?;
-    let mut times = timed(comm, &mut case, iterations, each)?;
-    let choice = comm.last_choice();
+    let mut times = timed(comm, case, iterations, each, size_of::<T>())?;
+    let how = case.how();
     comm.all_reduce(&mut times, ReduceOp::Max)?;
-    wrong = match (wrong, check(comm, args, &mut case)?) {
+    wrong = match (wrong, check(comm, args, case)?) {
         (Some(before), Some(after)) => Some(before + after),
         _ => None,
     };
-    Ok(row::<T>(comm, args, case.count, times, choice, wrong))
+    Ok(row::<T>(comm, args, case.count(), times, how, wrong))
 }
 
 /// One run on fresh inputs; how many elements of any rank are wrong.
-fn check<T: Element>(
-    comm: &Communicator,
-    args: &CollectiveArgs,
-    case: &mut Case<'_, T>,
-) -> Result<Option<u64>, BenchError> {
+fn check(comm: &Communicator, args: &CollectiveArgs, case: &mut dyn Case) -> Result<Option<u64>, BenchError> {
     if !args.sweep.checks() {
         return Ok(None);
     }
-    case.fill();
+    case.fill()?;
     case.run()?;
-    let mut wrong = [case.wrong()];
+    let mut wrong = [case.wrong()?];
     comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
     Ok(Some(wrong[0]))
 }
@@ -157,15 +173,16 @@ pub(super) fn agree(comm: &Communicator, mine: u64) -> Result<u64, CollectiveErr
 }
 
 /// Microseconds of each iteration on this rank.
-fn timed<T: Element>(
+fn timed(
     comm: &Communicator,
-    case: &mut Case<'_, T>,
+    case: &mut dyn Case,
     iterations: u64,
     each: Duration,
+    element_bytes: usize,
 ) -> Result<Vec<f64>, BenchError> {
     let expected = each.saturating_mul(u32::try_from(iterations).unwrap_or(u32::MAX));
     let bar = (comm.rank() == 0 && expected > PATIENCE && std::io::stderr().is_terminal())
-        .then(|| progress(iterations, case.count * size_of::<T>()));
+        .then(|| progress(iterations, case.count() * element_bytes));
     let mut times = Vec::with_capacity(iterations as usize);
     for _ in 0..iterations {
         comm.barrier()?;
@@ -203,7 +220,7 @@ fn row<T: Element>(
     args: &CollectiveArgs,
     count: usize,
     mut times: Vec<f64>,
-    choice: Option<ringway::Choice>,
+    how: How,
     wrong: Option<u64>,
 ) -> Row {
     times.sort_by(f64::total_cmp);
@@ -229,10 +246,8 @@ fn row<T: Element>(
         min_us: percentile(&times, 0.0),
         p50_us,
         p99_us: percentile(&times, 0.99),
-        algorithm: choice
-            .and_then(|c| c.algorithm)
-            .map_or("direct".to_owned(), |a| a.to_string().to_ascii_lowercase()),
-        slice_bytes: choice.map_or(0, |c| c.slice_bytes as u64),
-        transport: transport(comm),
+        algorithm: how.algorithm,
+        slice_bytes: how.slice_bytes,
+        transport: how.transport,
     }
 }

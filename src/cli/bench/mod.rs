@@ -4,12 +4,14 @@
 //! - [`args`]: the flags. [`sizes`]: byte counts and sweeps. [`values`]: inputs and what must come out.
 //! - [`case`]: one size's memory, call and check. [`measure`]: the sweep. [`table`]: a row of
 //!   figures. [`printer`]: prints the rows of any benchmark.
-//! - [`device`]: whose memory it is.
+//! - [`device`]: whose memory it is. `gpu`: that of GPUs.
 //! - [`p2p`]: all of that for messages.
 
 mod args;
 mod case;
 mod device;
+#[cfg(feature = "nccl")]
+mod gpu;
 mod measure;
 mod p2p;
 mod printer;

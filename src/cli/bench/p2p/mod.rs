@@ -63,7 +63,7 @@ pub(super) fn run(args: &P2pArgs) -> Result<ExitCode, BenchError> {
 
 /// Runs the whole sweep. Returns how many bytes were wrong on either rank.
 fn sweep(comm: &Communicator, args: &P2pArgs) -> Result<u64, Failed> {
-    let ranks = measure::who(comm)?;
+    let ranks = measure::who(comm, "")?;
     let title = format!(
         "ringway {} p2p {}: rank 0 to rank 1, window {}, {}, {}",
         env!("CARGO_PKG_VERSION"),
