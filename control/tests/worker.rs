@@ -398,3 +398,147 @@ fn threads_named(name: &str) -> usize {
     };
     threads.filter_map(Result::ok).filter(is_named).count()
 }
+
+/// A reduction of the group [`GROUP`] and its instance `at`, over two devices, that may take so long.
+fn reduction(name: &str, at: i64, group: i64, seconds: f32) -> NodeDef {
+    let word = |word: &[u8]| Value::S(word.to_vec());
+    let attrs = [
+        ("T", float()),
+        ("merge_op", word(b"Add")),
+        ("final_op", word(b"Id")),
+        ("subdiv_offsets", Value::List(Default::default())),
+        ("group_size", Value::I(2)),
+        ("group_key", Value::I(group)),
+        ("instance_key", Value::I(at)),
+        ("timeout_seconds", Value::F(seconds)),
+    ];
+    node(name, "CollectiveReduce", &["x"], &attrs)
+}
+
+#[tokio::test]
+async fn c2_a_collective_that_takes_too_long_ends_and_names_who_is_missing() {
+    let mut rig = Rig::new().await;
+    // The members never meet. The first task leads, and knows who came; it tells the second.
+    for (task, other) in [(0, 1), (1, 0)] {
+        let nodes = vec![constant("x", 1.0), reduction("sum", 1, 20, 0.2)];
+        let graph = rig.register(task, nodes).await.unwrap();
+        let error = rig.run(task, step(&graph, 1)).await.unwrap_err();
+        assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+        let missing = format!("{} came; missing are 1: /job:worker/replica:0/task:{other}", CPU[task]);
+        assert!(error.message().contains(&missing), "{error}");
+        assert!(error.message().contains("{{node sum}}"), "{error}");
+    }
+    // They have met, and one does not come to the second instance.
+    let mut graphs = Vec::new();
+    for (at, seconds) in [(1, 0.0), (2, 0.2)] {
+        for task in 0..2 {
+            let nodes = vec![constant("x", 1.0), reduction("sum", at, 21, seconds)];
+            graphs.push(rig.register(task, nodes).await.unwrap());
+        }
+    }
+    let mut second = rig.clients[1].clone();
+    let both =
+        tokio::join!(rig.clients[0].run_graph(step(&graphs[0], 2)), second.run_graph(step(&graphs[1], 2)));
+    both.0.unwrap();
+    both.1.unwrap();
+    let error = rig.run(0, step(&graphs[2], 3)).await.unwrap_err();
+    assert_eq!(error.code(), Code::DeadlineExceeded, "{error}");
+    assert!(error.message().contains(&format!("nothing came from {} (rank 1)", CPU[1])), "{error}");
+    // The member that was idle hears of it (C2).
+    let error = rig.run(1, step(&graphs[3], 4)).await.unwrap_err();
+    assert!(error.message().contains("Collective has timed out: instance 2 of group 21"), "{error}");
+}
+
+#[tokio::test]
+async fn a_group_of_tasks_of_both_kinds_is_refused() {
+    let mut rig = Rig::new().await;
+    let graph = rig.register(0, vec![constant("x", 1.0), reduction("sum", 1, 22, 0.0)]).await.unwrap();
+    // As a task of TensorFlow's comes: without a word of the data plane.
+    let stock = wire::CompleteGroupRequest {
+        group_key: 22,
+        group_size: 2,
+        device_type: "CPU".into(),
+        device_attributes: Some(wire::DeviceAttributes { name: CPU[1].into(), ..Default::default() }),
+        ..Default::default()
+    };
+    let mut asks = rig.clients[0].clone();
+    let (met, ran) = tokio::join!(asks.complete_group(stock), rig.clients[0].run_graph(step(&graph, 1)));
+    assert_eq!(met.unwrap().into_inner().device_attributes.len(), 2);
+    let error = ran.unwrap_err();
+    assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
+    let words = format!("{} is no Ringway task: a collective group is of tasks of one kind", CPU[1]);
+    assert!(error.message().contains(&words), "{error}");
+}
+
+#[tokio::test]
+async fn a_traced_step_tells_of_its_nodes_and_of_what_came_from_other_tasks() {
+    let mut rig = Rig::new().await;
+    let (sends, receives) = rig.cross(3.0).await;
+    let exec_opts = Some(wire::ExecutorOpts { record_timeline: true, ..Default::default() });
+    let traced = |handle: &str| wire::RunGraphRequest { exec_opts, ..step(handle, 1) };
+    let sent = rig.run(0, traced(&sends)).await.unwrap();
+    let received = rig.run(1, traced(&receives)).await.unwrap();
+    let labels = |answer: wire::RunGraphResponse| -> Vec<(String, String)> {
+        let device = answer.step_stats.unwrap().dev_stats.swap_remove(0);
+        device.node_stats.into_iter().map(|node| (node.node_name, node.timeline_label)).collect()
+    };
+    let sent = labels(sent);
+    assert!(sent.contains(&("_Send_c".into(), "_Send_c = _Send(c)".into())), "{sent:?}");
+    let received = labels(received);
+    assert!(received.contains(&("_Recv_c".into(), "_Recv_c = _Recv()".into())), "{received:?}");
+    let (_, transfer) = received.iter().find(|(name, _)| name == "RecvTensor").unwrap();
+    assert!(transfer.ends_with(&format!(" c from {} to {}", CPU[0], CPU[1])), "{transfer}");
+    assert_eq!(rig.run(0, step(&sends, 2)).await.unwrap().step_stats, None);
+}
+
+#[tokio::test]
+async fn what_came_from_other_tasks_is_logged_while_that_is_wanted() {
+    let mut rig = Rig::new().await;
+    let (sends, receives) = rig.cross(3.0).await;
+    let mut asks = rig.clients[1].clone();
+    let mut log =
+        async |request: wire::LoggingRequest| asks.logging(request).await.unwrap().into_inner().step;
+    let fetch = |ids: &[i64]| wire::LoggingRequest { fetch_step_id: ids.to_vec(), ..Default::default() };
+    log(wire::LoggingRequest { enable_rpc_logging: true, ..Default::default() }).await;
+    for id in [1, 2, 3] {
+        rig.crosses((&sends, &receives), id).await;
+    }
+    let steps = log(fetch(&[2, 1, 9])).await;
+    assert_eq!(steps.iter().map(|step| step.step_id).collect::<Vec<_>>(), [2, 1]);
+    let device = &steps[0].step_stats.as_ref().unwrap().dev_stats[0];
+    assert_eq!((device.device.as_str(), device.node_stats.len()), (CPU[1], 1));
+    assert_eq!(device.node_stats[0].node_name, "RecvTensor");
+    // Fetched is gone, as is what was cleared.
+    assert_eq!(log(fetch(&[1, 2])).await, []);
+    log(wire::LoggingRequest { clear: true, ..Default::default() }).await;
+    assert_eq!(log(fetch(&[3])).await, []);
+    log(wire::LoggingRequest { disable_rpc_logging: true, ..Default::default() }).await;
+    rig.crosses((&sends, &receives), 4).await;
+    assert_eq!(log(fetch(&[4])).await, []);
+}
+
+#[tokio::test]
+async fn a_tensor_that_the_machine_has_no_memory_for_fails_its_node_and_the_task_goes_on() {
+    let mut rig = Rig::new().await;
+    let dtype = DataType::DtInt64 as i32;
+    let dims = wire::TensorProto {
+        dtype,
+        tensor_shape: Some(wire::TensorShapeProto {
+            dim: vec![wire::tensor_shape_proto::Dim { size: 2, ..Default::default() }],
+            ..Default::default()
+        }),
+        int64_val: vec![1 << 21, 1 << 20],
+        ..Default::default()
+    };
+    let dims = node("dims", "Const", &[], &[("dtype", Value::Type(dtype)), ("value", Value::Tensor(dims))]);
+    let attrs = [("T", float()), ("index_type", Value::Type(dtype))];
+    let nodes = vec![dims, constant("one", 1.0), node("vast", "Fill", &["dims", "one"], &attrs)];
+    let graph = rig.register(0, nodes).await.unwrap();
+    for id in [1, 2] {
+        let error = rig.run(0, step(&graph, id)).await.unwrap_err();
+        assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+        for word in ["[2097152,1048576]", "{{node vast}}", "may still take"] {
+            assert!(error.message().contains(word), "{error}");
+        }
+    }
+}

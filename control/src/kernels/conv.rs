@@ -1,5 +1,7 @@
 //! Convolutions of images, as products of matrices: the windows of an image, a row each, times the filter.
 
+use ringway_dataplane::memory::room::room;
+
 use super::contract::{Call, OpError};
 use super::dispatch::{Built, by_float, heavy, widened};
 use super::matmul::{Factor, Fused, Matrix, multiply};
@@ -63,14 +65,14 @@ impl Plan {
 
     /// Room for the windows of one image (K2).
     fn columns<T: Factor>(&self) -> Result<Vec<T>, OpError> {
-        let len = self.places().checked_mul(self.window());
-        let len = len.filter(|len| len.saturating_mul(size_of::<T>()) <= TENSOR_BYTES_LIMIT / 64);
-        let len = len.ok_or_else(|| {
-            let (places, window) = (self.places(), self.window());
-            let message =
-                format!("OOM when unfolding {places} windows of {window} elements: convolve smaller images");
+        let (places, window) = (self.places(), self.window());
+        let refused = |why: &str| {
+            let message = format!("OOM when unfolding {places} windows of {window} elements: {why}");
             OpError::new(ringway_proto::tensorflow::error::Code::ResourceExhausted, message)
-        })?;
+        };
+        let len = places.checked_mul(window).filter(|len| *len <= TENSOR_BYTES_LIMIT / size_of::<T>());
+        let len = len.ok_or_else(|| refused("convolve smaller images"))?;
+        let _room = room(len * size_of::<T>()).map_err(|error| refused(&error.to_string()))?;
         Ok(vec![T::zero(); len])
     }
 

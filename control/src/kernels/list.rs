@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ringway_dataplane::memory::room::room;
 use ringway_proto::tensorflow::DataType;
+use ringway_proto::tensorflow::error::Code;
 
 use super::contract::{Call, OpError};
 use super::dispatch::{Built, integer, integers, kernel};
@@ -134,7 +136,13 @@ fn empty_list(node: &Node) -> Built {
 
 fn count(given: i64) -> Result<usize, OpError> {
     let count = usize::try_from(given).ok().filter(|count| *count <= ITEMS_LIMIT);
-    count.ok_or_else(|| OpError::invalid(format!("a list has 0 to {ITEMS_LIMIT} elements, and not {given}")))
+    let count = count.ok_or_else(|| {
+        OpError::invalid(format!("a list has 0 to {ITEMS_LIMIT} elements, and not {given}"))
+    })?;
+    let no_room =
+        |error| OpError::new(Code::ResourceExhausted, format!("a list of {count} elements: {error}"));
+    let _room = room(count * size_of::<Option<Tensor>>()).map_err(no_room)?;
+    Ok(count)
 }
 
 fn reserve(node: &Node) -> Built {

@@ -18,3 +18,6 @@ pub const MESSAGE_LIMIT_BYTES: usize = (64 << 20) + (1 << 20);
 
 /// Longest message that may hold graphs and tensors: protobuf's own limit.
 pub const TENSOR_MESSAGE_LIMIT_BYTES: usize = i32::MAX as usize;
+
+/// Bytes of tensors that one message may hold: the rest is for its names and shapes.
+pub const TENSORS_OF_A_MESSAGE_BYTES: usize = TENSOR_MESSAGE_LIMIT_BYTES - (1 << 20);

@@ -62,8 +62,8 @@ pub struct Task {
     server: Server,
     worker: Worker,
     eager: Eager,
-    /// What ends eager contexts as their leases run out.
-    leases: AbortHandle,
+    /// What ends eager contexts and sessions as their leases run out.
+    leases: [AbortHandle; 2],
 }
 
 impl Task {
@@ -95,7 +95,7 @@ impl Task {
             WorkerConfig { job: job.to_owned(), task: index, addresses, threads, plane, open_endpoint };
         let worker = Worker::start(config).map_err(|source| TaskError::Threads { task, source })?;
         let eager = Eager::new(worker.clone());
-        let master = master(&worker, cluster, (job, index))?;
+        let master = master(&worker, cluster, (job, index), settings)?;
         let routes = Routes::new(WorkerRpc::service(worker.clone()))
             .add_service(crate::rpc::serve::master::service(master))
             .add_service(EagerRpc::service(eager.clone()));
@@ -103,8 +103,12 @@ impl Task {
             WindowConfig::new(settings, format!("task-{job}-{index}"), &format!("{job}:{index}"), Some(0));
         let (jobs, routes) = (cluster.coordinated_sizes(), Some(routes));
         let server = serve_cluster(bind, jobs, agents, routes, Keep::Nowhere, settings, window)?;
-        let leases = eager.clone();
-        let leases = worker.calls().spawn(async move { leases.watch_leases().await }).abort_handle();
+        let (contexts, sessions, lease) =
+            (eager.clone(), worker.clone(), settings.serve.worker_session_lease);
+        let leases = [
+            worker.calls().spawn(async move { contexts.watch_leases().await }).abort_handle(),
+            worker.calls().spawn(async move { sessions.watch_sessions(lease).await }).abort_handle(),
+        ];
         Ok(Task { server, worker, eager, leases })
     }
 
@@ -136,21 +140,27 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.leases.abort();
+        self.leases.iter().for_each(AbortHandle::abort);
         self.eager.close_all();
         self.worker.close();
     }
 }
 
 /// The master of a task: it asks its own worker directly, and others by gRPC.
-fn master(worker: &Worker, cluster: &Cluster, own: (&str, u32)) -> Result<Master, MasterError> {
+fn master(
+    worker: &Worker,
+    cluster: &Cluster,
+    own: (&str, u32),
+    settings: &Settings,
+) -> Result<Master, MasterError> {
     let task = |(job, index, address): (&str, u32, &HostPort)| match (job, index) == own {
         true => Ok(ClusterTask { job: job.to_owned(), index, port: Arc::new(worker.clone()) }),
         false => ClusterTask::remote(job, index, &address.to_string()),
     };
     let tasks = cluster.all().map(task).collect::<Result<Vec<_>, MasterError>>()?;
     let incarnation = worker.incarnation();
-    Ok(Master::new(MasterConfig { incarnation, ..MasterConfig::new(own.0, own.1, tasks) }))
+    let session_lease = settings.serve.session_lease;
+    Ok(Master::new(MasterConfig { incarnation, session_lease, ..MasterConfig::new(own.0, own.1, tasks) }))
 }
 
 /// How a worker meets other tasks through `tasks`.

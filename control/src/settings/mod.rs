@@ -11,6 +11,7 @@
 
 mod gpu;
 mod rdma;
+mod serve;
 mod shm;
 mod status;
 pub mod table;
@@ -26,6 +27,7 @@ use ringway_dataplane::rdma::RdmaConfig;
 use ringway_topology::model::place::Threads;
 
 pub use gpu::GpuSettings;
+pub use serve::ServeSettings;
 pub use status::StatusSettings;
 use table::{Kind, Setting, TABLE};
 use value::Value;
@@ -116,6 +118,8 @@ pub struct Settings {
     pub join_timeout: Duration,
     /// `RINGWAY_LOG`.
     pub log: String,
+    /// How long sessions live that nobody uses.
+    pub serve: ServeSettings,
     /// What a process shows of itself.
     pub status: StatusSettings,
     /// Work on GPUs.
@@ -329,6 +333,7 @@ impl Settings {
             connect_timeout: values.millis("RINGWAY_CONNECT_TIMEOUT_MS"),
             join_timeout: values.millis("RINGWAY_JOIN_TIMEOUT_MS"),
             log: values.text("RINGWAY_LOG").unwrap_or_default(),
+            serve: values.serve_settings(),
             status: values.status_settings(xdg),
             gpu: values.gpu_settings(),
             given: masked,

@@ -108,6 +108,8 @@ pub const MAX_WORLD_SIZE: u64 = 1 << 20;
 
 /// One day in milliseconds: the longest wait that any setting may ask for.
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+/// Longest lease.
+const YEAR_MS: u64 = 365 * DAY_MS;
 
 /// The algorithms of the collectives, in lower case.
 const ALGORITHMS: &[&str] = &[
@@ -469,6 +471,21 @@ pub const TABLE: &[Setting] = &[
         Some("20000"),
         "ms",
         "How long `ringway serve` stays after SIGTERM while tasks are connected, which are told at once.",
+    ),
+    row(
+        "RINGWAY_SESSION_LEASE_MS",
+        Kind::Number { min: 0, max: YEAR_MS },
+        Some("86400000"),
+        "ms",
+        "How long a session of `ringway serve` lives at its master while its client asks nothing; 0 for ever.",
+    ),
+    row(
+        "RINGWAY_WORKER_SESSION_LEASE_MS",
+        Kind::Number { min: 0, max: YEAR_MS },
+        Some("172800000"),
+        "ms",
+        "How long a session of `ringway serve` lives at a worker, with its graphs, while its master asks nothing; 0 for ever. \
+         Longer than the master's.",
     ),
     row(
         "RINGWAY_CONNECT_TIMEOUT_MS",

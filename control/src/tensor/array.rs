@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use prost::bytes::Bytes;
-use ringway_dataplane::memory::{Pool, SharedBytes, UniqueBytes};
+use ringway_dataplane::memory::room::room;
+use ringway_dataplane::memory::{AllocError, Pool, SharedBytes, UniqueBytes};
 use ringway_proto::tensorflow::DataType;
 
 use super::element::{Scalar, size_of};
@@ -12,9 +13,9 @@ use super::error::TensorError;
 use super::handle::{ResourceHandle, Variant};
 use super::shape::Shape;
 
-/// Bytes that one tensor may have. More than any use of one tensor is known to need; a size from outside that is past
-/// it is refused before memory is asked for.
-pub const TENSOR_BYTES_LIMIT: usize = 64 << 30;
+/// Bytes that one tensor may have, whatever the machine has; a size from outside that is past it is refused unseen. Below,
+/// it is the memory that is left that counts.
+pub const TENSOR_BYTES_LIMIT: usize = 1 << 44;
 
 /// The memory that all tensors of this process are kept in, so that blocks that transports know are used again.
 #[must_use]
@@ -391,13 +392,16 @@ impl Writer {
     }
 }
 
-/// Number of elements, when so many `T` are below the limit.
+/// Number of elements, when so many `T` are below the limit, and there is memory for them.
 pub(super) fn bounded<T>(dtype: DataType, shape: &Shape) -> Result<usize, TensorError> {
     let bytes = shape.elements().saturating_mul(std::mem::size_of::<T>());
     if bytes > TENSOR_BYTES_LIMIT {
         let why = format!("{bytes} bytes are over the limit of {TENSOR_BYTES_LIMIT} for a tensor");
         return Err(TensorError::Memory { dtype, shape: shape.to_string(), why });
     }
+    let refused =
+        |why: AllocError| TensorError::Memory { dtype, shape: shape.to_string(), why: why.to_string() };
+    drop(room(bytes).map_err(refused)?);
     Ok(shape.elements())
 }
 

@@ -55,6 +55,11 @@ pub(crate) fn lost() -> Failure {
     Failure { code: Code::Unavailable, message: "connection refused".to_owned(), lost: true }
 }
 
+fn no_session() -> Failure {
+    let message = "Session handle is not found: it is not known any more".to_owned();
+    Failure { code: Code::Aborted, message, lost: false }
+}
+
 impl Fake {
     pub(crate) fn new(job: &str, index: u32, incarnation: u64) -> Fake {
         let name = format!("/job:{job}/replica:0/task:{index}/device:CPU:0");
@@ -86,6 +91,13 @@ impl Fake {
     pub(crate) fn rise(&self, incarnation: u64) {
         let mut state = self.state();
         (state.down, state.incarnation, state.mood) = (false, incarnation, Mood::Well);
+        state.log.sessions.clear();
+        state.log.graphs.clear();
+    }
+
+    /// The leases of its sessions end.
+    pub(crate) fn forget_sessions(&self) {
+        let mut state = self.state();
         state.log.sessions.clear();
         state.log.graphs.clear();
     }
@@ -162,6 +174,9 @@ impl WorkerPort for Fake {
 
     fn register_graph(&self, request: tf::RegisterGraphRequest) -> Answer<String> {
         self.answer(|state| {
+            if !state.log.sessions.contains(&request.session_handle) {
+                return Err(no_session());
+            }
             state.log.registered += 1;
             let handle = format!("{:x}-{}", state.incarnation, state.log.registered);
             state.log.graphs.insert(handle.clone(), request.graph_def.unwrap_or_default());
@@ -181,8 +196,8 @@ impl WorkerPort for Fake {
         if state.down {
             return Box::pin(async { Err(lost()) });
         }
-        let there = state.log.graphs.contains_key(&request.graph_handle)
-            && state.log.sessions.contains(&request.session_handle);
+        let known = state.log.sessions.contains(&request.session_handle);
+        let there = state.log.graphs.contains_key(&request.graph_handle);
         state.log.steps.push(request.clone());
         let (mood, number) = (state.mood.clone(), state.log.steps.len() as f32);
         drop(state);
@@ -196,6 +211,7 @@ impl WorkerPort for Fake {
             call.answered = true;
             match mood {
                 Mood::Fails(failure) => Err(failure),
+                _ if !known => Err(no_session()),
                 _ if !there => {
                     let message = "Graph handle is not found: it is another process's".to_owned();
                     Err(Failure { code: Code::Aborted, message, lost: false })

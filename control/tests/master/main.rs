@@ -181,6 +181,21 @@ async fn a_worker_that_was_started_again_unnoticed_costs_one_step() {
 }
 
 #[tokio::test]
+async fn a_session_whose_lease_ended_at_a_worker_is_begun_there_anew() {
+    let rig = Rig::new();
+    let session = rig.session().await;
+    rig.run(&session, &["x:0", "y:0"], "b:0").await.unwrap();
+    // A run that its workers know costs one step, one that they do not know yet costs none.
+    rig.workers[1].forget_sessions();
+    let error = rig.run(&session, &["x:0", "y:0"], "b:0").await.unwrap_err();
+    assert_eq!(error.code(), Code::Aborted);
+    rig.run(&session, &["x:0", "y:0"], "b:0").await.unwrap();
+    rig.workers.iter().for_each(Fake::forget_sessions);
+    rig.run(&session, &["x:0", "y:0"], "a:0").await.unwrap();
+    rig.run(&session, &["x:0", "y:0"], "b:0").await.unwrap();
+}
+
+#[tokio::test]
 async fn a_worker_whose_connection_broke_goes_on_where_it_was() {
     let rig = Rig::new();
     let session = rig.session().await;

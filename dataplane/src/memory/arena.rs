@@ -5,7 +5,7 @@
 //! leaves a hole. Nothing of it is in a file system: `/dev/shm` and its size do not matter, and the kernel frees it with
 //! the last process that has it mapped.
 
-use super::pool::{HUGE_PAGE_BYTES, PAGE_BYTES};
+use super::pool::{HUGE_PAGE_BYTES, PAGE_BYTES, steps};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use std::collections::BTreeMap;
@@ -165,15 +165,19 @@ pub(super) fn allocate(size: usize, huge: bool) -> Option<NonNull<u8>> {
         // SAFETY: the range is the block's own. A refusal only means small pages. rustix has no name for this advice.
         unsafe { libc::madvise(base.cast(), size, COLLAPSE) };
     }
-    // SAFETY: the range is the block's own.
-    match unsafe { madvise(base.cast(), size, Advice::LinuxPopulateWrite) } {
-        // An old kernel, without this advice, faults on first touch.
-        Ok(()) | Err(rustix::io::Errno::INVAL) => NonNull::new(base),
-        Err(_) => {
-            release(base, size);
-            None
+    for (from, len) in steps(size) {
+        // SAFETY: the range lies in the block, which is the caller's own.
+        match unsafe { madvise(base.add(from).cast(), len, Advice::LinuxPopulateWrite) } {
+            Ok(()) => {}
+            // An old kernel, without this advice, faults on first touch.
+            Err(rustix::io::Errno::INVAL) => break,
+            Err(_) => {
+                release(base, size);
+                return None;
+            }
         }
     }
+    NonNull::new(base)
 }
 
 /// Gives a block back, if it is the arena's: its memory goes to the system. `false`: it is not.

@@ -5,6 +5,7 @@
 //! - [`region`]: a span of bytes with a ledger of what is lent out of it.
 //! - [`lease`]: the move-only tokens that a transport holds meanwhile.
 //! - [`pool`]: page-aligned, pre-faulted blocks that are used again and again, and typed buffers over them.
+//! - [`room`]: whether the machine has the memory.
 //! - [`shared`]: bytes that many read and nobody writes, and that can be lent any number of times at once.
 //!
 //! Invariants (cited by the tests):
@@ -20,6 +21,7 @@ pub mod dtype;
 pub mod lease;
 pub mod pool;
 pub mod region;
+pub mod room;
 pub mod shared;
 
 pub use arena::{place_in_arena, share_blocks};

@@ -5,6 +5,7 @@
 
 use super::dtype::Element;
 use super::region::{Mapping, Region, RegionId};
+use super::room::room;
 use super::shared::SharedBytes;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -42,6 +43,17 @@ pub enum AllocError {
         elements: usize,
         /// Size of each.
         element_bytes: usize,
+    },
+    /// The machine, or what is left of it to this process, has not so much.
+    #[error(
+        "{bytes} bytes are more than the {left_bytes} that this process may still take of its machine's memory: free \
+         some, raise its limit (cgroup), or cut the work into smaller parts"
+    )]
+    NoRoom {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Bytes that may be taken.
+        left_bytes: u64,
     },
     /// The kernel refused.
     #[error(
@@ -160,6 +172,7 @@ pub(super) fn put_back(shelf: &Mutex<Shelf>, keep_bytes: usize, region: Region) 
 fn map(size: usize, huge: HugePages) -> Result<Arc<Mapping>, AllocError> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
     let refused = |e: rustix::io::Errno| AllocError::Refused { bytes: size, why: e.to_string() };
+    let _room = room(size)?;
     if let Some(base) = super::arena::allocate(size, huge == HugePages::Auto) {
         return Ok(Mapping::new(base, size));
     }
@@ -204,7 +217,7 @@ fn map(size: usize, huge: HugePages) -> Result<Arc<Mapping>, AllocError> {
 }
 
 /// The pieces, of at most [`FAULT_STEP_BYTES`], in which `size` bytes are faulted in: where each begins and its length.
-fn steps(size: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn steps(size: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..size).step_by(FAULT_STEP_BYTES).map(move |at| (at, (size - at).min(FAULT_STEP_BYTES)))
 }
 

@@ -42,7 +42,16 @@ pub fn limits() -> Result<Limits, DiscoverError> {
 /// As [`limits`].
 pub fn limits_at(root: &Path) -> Result<Limits, DiscoverError> {
     let tree = Tree::new(root);
-    let Some(groups) = tree.optional("proc/self/cgroup")? else { return Ok(Limits::default()) };
+    let mut limits = Limits::default();
+    for (version, dir) in directories(&tree)? {
+        limits.read(&tree, version, &dir)?;
+    }
+    Ok(limits)
+}
+
+/// Where the files of this process's groups are, and of those around them, from the innermost outwards.
+pub(super) fn directories(tree: &Tree) -> Result<Vec<(Version, PathBuf)>, DiscoverError> {
+    let Some(groups) = tree.optional("proc/self/cgroup")? else { return Ok(Vec::new()) };
     let mounts_path = tree.path("proc/self/mountinfo");
     let mounts = match files::read_limited(&mounts_path, MOUNTS_LIMIT_BYTES) {
         Ok(text) => parse_mounts(&text),
@@ -51,15 +60,13 @@ pub fn limits_at(root: &Path) -> Result<Limits, DiscoverError> {
     };
     let groups = parse_groups(&groups)
         .ok_or_else(|| tree.malformed("proc/self/cgroup", "not lines of the form 0::/path"))?;
-    let mut limits = Limits::default();
+    let mut all = Vec::new();
     for group in &groups {
         for mount in mounts.iter().filter(|mount| mount.serves(group)) {
-            for dir in mount.directories(&group.path) {
-                limits.read(&tree, mount.version, &dir)?;
-            }
+            all.extend(mount.directories(&group.path).into_iter().map(|dir| (mount.version, dir)));
         }
     }
-    Ok(limits)
+    Ok(all)
 }
 
 impl Limits {
@@ -106,8 +113,9 @@ fn smaller<T>(a: Option<T>, b: Option<T>, min: impl Fn(T, T) -> T) -> Option<T> 
     }
 }
 
+/// Of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+pub(super) enum Version {
     V1,
     V2,
 }
@@ -217,7 +225,8 @@ fn cpus(quota_us: u64, period_us: u64) -> Option<Option<f64>> {
     (quota_us > 0 && period_us > 0).then(|| Some(quota_us as f64 / period_us as f64))
 }
 
-fn parse_memory(text: &str) -> Option<Option<u64>> {
+/// A limit of memory in bytes. The outer none is for malformed, the inner for no limit.
+pub(super) fn parse_memory(text: &str) -> Option<Option<u64>> {
     if text == "max" {
         return Some(None);
     }

@@ -21,6 +21,7 @@ mod files;
 #[cfg(feature = "hwloc")]
 mod hwloc;
 mod hwloc_xml;
+pub mod memory;
 #[allow(unsafe_code, reason = "affinity and memory policy are system calls")]
 pub mod pin;
 pub mod sysfs;

@@ -185,6 +185,19 @@ pub enum MasterError {
     /// What this master does not do.
     #[error("{0}")]
     Unimplemented(String),
+    /// More was fetched than an answer can hold.
+    #[error(
+        "what is fetched makes {bytes} bytes, up to {fetch}, and one answer may hold {limit}: fetch fewer tensors at once, \
+         parts of them (tf.slice), or what is computed from them"
+    )]
+    FetchTooLarge {
+        /// The fetch that is too much.
+        fetch: String,
+        /// Bytes of the tensors up to it.
+        bytes: usize,
+        /// How many there may be.
+        limit: usize,
+    },
     /// A worker failed: its own words.
     #[error("From {task}:\n{message}")]
     Worker {
@@ -237,7 +250,7 @@ impl MasterError {
             | MasterError::TargetNotFound(_) => Code::NotFound,
             MasterError::NoSession(_) | MasterError::Version { .. } => Code::Aborted,
             MasterError::SessionClosed(_) => Code::Cancelled,
-            MasterError::TooMany { .. } => Code::ResourceExhausted,
+            MasterError::TooMany { .. } | MasterError::FetchTooLarge { .. } => Code::ResourceExhausted,
             MasterError::Unimplemented(_) => Code::Unimplemented,
             MasterError::Worker { code, .. } => *code,
             MasterError::Deadline { .. } => Code::DeadlineExceeded,

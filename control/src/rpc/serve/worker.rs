@@ -25,11 +25,19 @@ impl WorkerRpc {
     }
 }
 
-/// Each RPC is the worker's method of that name.
+/// Each RPC is the worker's method of that name, but for CompleteGroup, whose metadata may have a limit.
 macro_rules! answers {
     ($($method:ident: $request:ident -> $response:ident;)*) => {
         #[tonic::async_trait]
         impl WorkerService for WorkerRpc {
+            async fn complete_group(
+                &self,
+                request: Request<wire::CompleteGroupRequest>,
+            ) -> Result<Response<wire::CompleteGroupResponse>, Status> {
+                let limit = Worker::group_limit(request.metadata());
+                self.worker.complete_group_within(request.into_inner(), limit).await.map(Response::new)
+            }
+
             $(
                 async fn $method(
                     &self,
@@ -56,7 +64,6 @@ answers! {
     recv_buf: RecvBufRequest -> RecvBufResponse;
     logging: LoggingRequest -> LoggingResponse;
     tracing: TracingRequest -> TracingResponse;
-    complete_group: CompleteGroupRequest -> CompleteGroupResponse;
     complete_instance: CompleteInstanceRequest -> CompleteInstanceResponse;
     get_step_sequence: GetStepSequenceRequest -> GetStepSequenceResponse;
 }

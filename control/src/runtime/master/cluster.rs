@@ -1,17 +1,21 @@
 //! The tasks that a master may use, and how they are reached.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use ringway_proto::tensorflow as tf;
 
 use super::port::WorkerPort;
+use crate::core::coordination::errors::Code;
 use crate::core::graph::DeviceName;
 use crate::core::master::MasterError;
+use crate::core::master::step::Failure;
 use crate::rpc::client::worker::WorkerClient;
 
 /// Tasks of one cluster.
 pub const TASKS_LIMIT: usize = 1 << 16;
+/// What a worker says to a session that it does not know: it was started again, or the session's lease ended there.
+const SESSION_NOT_FOUND: &str = "Session handle is not found";
 /// A connection count that none is: what is there must be looked at before it is used.
 const UNSURE: u64 = u64::MAX;
 
@@ -62,11 +66,13 @@ pub(super) struct Member {
     pub(super) name: String,
     /// The worker's count of lost connections when this session last made sure of it.
     seen: AtomicU64,
+    /// The worker does not know the session any more.
+    forgotten: AtomicBool,
 }
 
 impl Member {
     pub(super) fn new(task: ClusterTask) -> Member {
-        Member { name: task.name(), task, seen: AtomicU64::new(UNSURE) }
+        Member { name: task.name(), task, seen: AtomicU64::new(UNSURE), forgotten: AtomicBool::new(false) }
     }
 
     pub(super) fn port(&self) -> &dyn WorkerPort {
@@ -80,7 +86,23 @@ impl Member {
 
     /// The worker was the one that the session knows when its count was `losses`.
     pub(super) fn sure(&self, losses: u64) {
+        self.forgotten.store(false, Ordering::Release);
         self.seen.store(losses, Ordering::Release);
+    }
+
+    /// Takes note of what a failure says about the worker.
+    pub(super) fn hear(&self, failure: &Failure) {
+        if failure.code == Code::Aborted && failure.message.contains(SESSION_NOT_FOUND) {
+            self.forgotten.store(true, Ordering::Release);
+        } else if !failure.lost {
+            return;
+        }
+        self.doubt();
+    }
+
+    /// Whether the worker has forgotten the session, as far as is known.
+    pub(super) fn has_forgotten(&self) -> bool {
+        self.forgotten.load(Ordering::Acquire)
     }
 
     /// Something points to another process.

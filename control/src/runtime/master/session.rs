@@ -85,9 +85,7 @@ pub(super) async fn within<T>(
 
 /// A worker's failure as the session's error.
 pub(super) fn by(member: &Member, failure: Failure) -> MasterError {
-    if failure.lost {
-        member.doubt();
-    }
+    member.hear(&failure);
     MasterError::Worker { task: member.name.clone(), code: failure.code, message: failure.message }
 }
 
@@ -184,7 +182,11 @@ impl Session {
             if self.renew(&plan).await? || self.known(signature).is_some() {
                 continue;
             }
-            return self.register(plan).await;
+            let tasks: Vec<usize> = plan.parts.iter().map(|part| part.task).collect();
+            match self.register(plan).await {
+                Err(_) if tasks.iter().any(|task| self.members[*task].has_forgotten()) => {}
+                result => return result,
+            }
         }
         Err(MasterError::SessionClosed(format!("{} (its workers end again and again)", self.handle)))
     }
@@ -210,6 +212,12 @@ impl Session {
             let status =
                 within(STATUS_LIMIT, member.port().get_status()).await.map_err(|why| by(member, why))?;
             if self.is_same(part.task, &status) {
+                if member.has_forgotten() {
+                    self.introduce(member).await?;
+                    let old = self.state().plans.drain();
+                    old.into_iter().for_each(|old| self.forget(&old, Some(part.task)));
+                    changed = true;
+                }
                 member.sure(losses);
                 continue;
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use prost::Message;
 use ringway_proto::tensorflow as tf;
 
 use super::port::Answer;
@@ -13,6 +14,7 @@ use crate::core::machine::Machine;
 use crate::core::master::step::{Effect, Event, Failure, Step};
 use crate::core::master::{MasterError, feed};
 use crate::core::time::Time;
+use crate::rpc::TENSORS_OF_A_MESSAGE_BYTES;
 
 /// How long a worker has to forget a step.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(5);
@@ -215,9 +217,9 @@ impl Run<'_> {
     /// Takes note of what a failure says about a worker.
     fn suspect(&self, part: usize, failure: &Failure, clean_up: &mut CleanUp) {
         let task = self.registered.plan.parts[part].task;
+        self.session.members[task].hear(failure);
         if failure.lost {
             clean_up.spare(task);
-            self.session.members[task].doubt();
         } else if failure.code == Code::Aborted && failure.message.contains("not found") {
             // What workers say to handles that another life of them gave out.
             self.session.distrust(self.registered, task);
@@ -244,7 +246,7 @@ impl Run<'_> {
                 tensors[places[0]] = Some(tensor);
             }
         }
-        let mut fetched = Vec::with_capacity(tensors.len());
+        let (mut fetched, mut bytes) = (Vec::with_capacity(tensors.len()), 0_usize);
         for (at, tensor) in tensors.into_iter().enumerate().filter(|(at, _)| self.share.asks(*at)) {
             let part =
                 plan.parts.iter().find(|part| part.fetches.iter().any(|(_, places)| places.contains(&at)));
@@ -256,7 +258,13 @@ impl Run<'_> {
                 };
                 by(&self.session.members[part.map_or(0, |part| part.task)], failure)
             };
-            fetched.push(tensor.ok_or_else(missing)?);
+            let tensor = tensor.ok_or_else(missing)?;
+            bytes = bytes.saturating_add(tensor.encoded_len());
+            if bytes > TENSORS_OF_A_MESSAGE_BYTES {
+                let fetch = plan.signature.fetches[at].clone();
+                return Err(MasterError::FetchTooLarge { fetch, bytes, limit: TENSORS_OF_A_MESSAGE_BYTES });
+            }
+            fetched.push(tensor);
         }
         Ok(Fetched { tensors: fetched, metadata })
     }

@@ -7,14 +7,16 @@
 //! Invariants (cited by the tests):
 //! - **C1** All members run the same instance at the same time; one that lacks it waits for it.
 //! - **C2** When a step that has begun an instance is aborted, the group is, on all tasks. A member that was idle hears of it by
-//!   its next instance, which fails; what comes after that makes the group anew.
+//!   its next instance, which fails; what comes after that makes the group anew. One that is not done in the time that its node
+//!   allows (`timeout_seconds`) ends the group in the same way.
 //! - **C3** A group that is dead holds neither thread nor data plane, also one whose members never all came.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use prost::Message;
-use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member};
+use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member, Reporter};
 use ringway_collectives::reduce::ReduceOp;
 use ringway_dataplane::transport::{Address, Peer, Transport};
 use ringway_proto::ringway::v1::DataPlaneTask;
@@ -23,18 +25,25 @@ use ringway_proto::tensorflow::DataType;
 use ringway_proto::tensorflow::error::Code;
 use ringway_topology::model::order::Site;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
+mod carry;
+
+use self::carry::carry;
 use super::Worker;
 use super::convert::op_error;
 use super::executor::Pending;
+use super::groups::GROUP_LIMIT_MS;
 use crate::core::graph::{GraphError, Node};
 use crate::kernels::{OpError, Slot};
-use crate::tensor::{Shape, Tensor, Writer, type_name};
+use crate::tensor::{Shape, Tensor};
 
+/// How long a leader that was told of a time limit is given to say who is missing.
+const LEADER_GRACE: Duration = Duration::from_millis(500);
 /// Groups that a task is in at once: each has a thread.
 pub const GROUPS_LIMIT: usize = 256;
 /// How a member's device is described when it is one of ours; the rest is a `DataPlaneTask` in hexadecimal digits.
-const DESCRIPTION: &str = "ringway:";
+pub(super) const DESCRIPTION: &str = "ringway:";
 
 /// What is done with the members' values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +74,8 @@ pub(super) struct Collective {
     dtype: DataType,
     /// Of what is received, where the node says it itself.
     shape: Option<Shape>,
+    /// How long the whole may take; for ever without.
+    limit: Option<Duration>,
 }
 
 impl Collective {
@@ -98,7 +109,9 @@ impl Collective {
             ),
             _ => None,
         };
-        Ok(Some(Collective { kind, keys, dtype: attrs.dtype("T")?, shape }))
+        let limit = limit(attrs.float("timeout_seconds")?)
+            .ok_or_else(|| attrs.wrong("timeout_seconds", "is no time"))?;
+        Ok(Some(Collective { kind, keys, dtype: attrs.dtype("T")?, shape, limit }))
     }
 
     /// Begins it; its end is told to `pending`.
@@ -108,7 +121,7 @@ impl Collective {
             return pending.finish(Err(OpError::new(Code::FailedPrecondition, message)));
         };
         match self.request(inputs) {
-            Ok((place, work)) => collectives.begin(place, work, pending),
+            Ok((place, work)) => collectives.begin(place, work, self.limit, pending),
             Err(error) => pending.finish(Err(error)),
         }
     }
@@ -140,6 +153,12 @@ impl Collective {
         };
         Ok((place, Work { kind: self.kind, value }))
     }
+}
+
+/// As TensorFlow has it: 0 is no limit. `None` for what is no time.
+fn limit(seconds: f32) -> Option<Option<Duration>> {
+    let limit = Duration::try_from_secs_f32(seconds).ok()?;
+    Some((!limit.is_zero()).then_some(limit))
 }
 
 /// The sizes in a vector of int32 or int64.
@@ -219,15 +238,34 @@ impl Collectives {
         Collectives { worker, leader, open, groups }
     }
 
-    fn begin(&self, place: Place, work: Work, pending: Pending) {
-        match self.group(place) {
-            Ok(group) => group.submit(place.instance, work, pending),
+    fn begin(&self, place: Place, work: Work, limit: Option<Duration>, pending: Pending) {
+        match self.group(place, limit) {
+            Ok(group) => {
+                let timer = limit.map(|limit| self.timer(&group, place, limit));
+                group.submit(place.instance, work, timer, pending);
+            }
             Err(error) => pending.finish(Err(error)),
         }
     }
 
+    /// Ends the group once `limit` is over, unless it is dropped before.
+    fn timer(&self, group: &Arc<Group>, place: Place, limit: Duration) -> Timer {
+        let group = Arc::downgrade(group);
+        let over = async move {
+            tokio::time::sleep(limit).await;
+            if group.upgrade().is_some_and(|group| !group.has_met()) {
+                // The leader, which was told of the limit, knows better who is missing.
+                tokio::time::sleep(LEADER_GRACE).await;
+            }
+            if let Some(group) = group.upgrade() {
+                group.end(&overdue(place, limit, &group.missing()));
+            }
+        };
+        Timer(self.worker.calls().spawn(over).abort_handle())
+    }
+
     /// The group, made if this is its first use.
-    fn group(&self, place: Place) -> Result<Arc<Group>, OpError> {
+    fn group(&self, place: Place, limit: Option<Duration>) -> Result<Arc<Group>, OpError> {
         let mut groups = self.groups.lock();
         groups.retain(|_, group| !group.is_dead());
         if let Some(group) = groups.get(&place.group) {
@@ -242,6 +280,7 @@ impl Collectives {
         let driven = Driver {
             group: group.clone(),
             place,
+            limit,
             worker: self.worker.clone(),
             leader: self.leader.clone(),
             open: self.open.clone(),
@@ -258,17 +297,56 @@ struct Waiting {
     instance: i32,
     work: Work,
     pending: Pending,
+    timer: Option<Timer>,
 }
 
-/// Ends a communicator's calls, with a reason.
-type Abort = Box<dyn Fn(&str) + Send>;
+/// Does something later, unless it is dropped before.
+struct Timer(AbortHandle);
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn overdue(place: Place, limit: Duration, missing: &str) -> OpError {
+    let Place { size, group, instance } = place;
+    let message = format!(
+        "Collective has timed out: instance {instance} of group {group}, of {size} devices, was not done in {limit:?} \
+         (timeout_seconds): {missing}"
+    );
+    OpError::new(Code::DeadlineExceeded, message)
+}
 
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Waiting>,
     dead: Option<OpError>,
-    /// Ends the calls that the thread is in.
-    abort: Option<Abort>,
+    /// The communicator, once the members have met.
+    met: Option<Met>,
+}
+
+/// What others than its thread need of a group's communicator.
+struct Met {
+    reporter: Reporter,
+    id: u32,
+    /// The members' devices, by rank.
+    devices: Vec<String>,
+}
+
+impl Met {
+    /// For whom this member waits.
+    fn missing(&self) -> String {
+        let waits = self.reporter.flight(false).map(|flight| flight.waits).unwrap_or_default();
+        let ranks: BTreeSet<u32> = waits.iter().flat_map(|wait| &wait.on).map(|on| on.rank).collect();
+        let named = |rank: &u32| self.devices.get(*rank as usize).map(|name| format!("{name} (rank {rank})"));
+        match ranks.iter().filter_map(named).collect::<Vec<_>>().join(", ") {
+            none if none.is_empty() => {
+                "this device itself waits for nobody: its turn has not come".to_owned()
+            }
+            names => format!("nothing came from {names}"),
+        }
+    }
 }
 
 /// One group, as operations see it.
@@ -289,14 +367,25 @@ impl Group {
         self.lock().dead.is_some()
     }
 
-    fn submit(self: &Arc<Group>, instance: i32, work: Work, pending: Pending) {
+    fn has_met(&self) -> bool {
+        self.lock().met.is_some()
+    }
+
+    /// Who is missing, as far as it is known here.
+    fn missing(&self) -> String {
+        let queue = self.lock();
+        let unmet = || "its devices have not all come".to_owned();
+        queue.met.as_ref().map_or_else(unmet, Met::missing)
+    }
+
+    fn submit(self: &Arc<Group>, instance: i32, work: Work, timer: Option<Timer>, pending: Pending) {
         let (group, step) = (Arc::downgrade(self), pending.step().clone());
         let mut queue = self.lock();
         if let Some(why) = queue.dead.clone() {
             drop(queue);
             return pending.finish(Err(why));
         }
-        queue.waiting.push_back(Waiting { instance, work, pending });
+        queue.waiting.push_back(Waiting { instance, work, pending, timer });
         drop(queue);
         self.changed.notify_all();
         // C2.
@@ -314,8 +403,8 @@ impl Group {
             return;
         }
         queue.dead = Some(why.clone());
-        if let Some(abort) = queue.abort.take() {
-            abort(&why.message);
+        if let Some(met) = queue.met.take() {
+            met.reporter.abort(met.id, why.message.as_str());
         }
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
@@ -370,6 +459,8 @@ impl Group {
 struct Driver {
     group: Arc<Group>,
     place: Place,
+    /// How long the members have to meet.
+    limit: Option<Duration>,
     worker: Worker,
     leader: String,
     open: Arc<OpenEndpoint>,
@@ -377,13 +468,12 @@ struct Driver {
 
 impl Driver {
     fn drive(self) {
-        let comm = match self.meet() {
-            Ok(comm) => comm,
+        let (comm, devices) = match self.meet() {
+            Ok(met) => met,
             Err(error) => return self.group.end(&error),
         };
-        let (reporter, id) = (comm.reporter(), comm.id());
-        let abort = move |why: &str| reporter.abort(id, why);
-        self.group.lock().abort = Some(Box::new(abort));
+        let met = Met { reporter: comm.reporter(), id: comm.id(), devices };
+        self.group.lock().met = Some(met);
         while self.group.wait_for_any() {
             if let Err(error) = self.turn(&comm) {
                 return self.group.end(&error);
@@ -391,8 +481,8 @@ impl Driver {
         }
     }
 
-    /// The members find each other.
-    fn meet(&self) -> Result<Communicator, OpError> {
+    /// The members find each other. Their devices, by rank.
+    fn meet(&self) -> Result<(Communicator, Vec<String>), OpError> {
         let unavailable = |why: String| OpError::new(Code::Unavailable, why);
         let (mut transport, card) = (self.open)().map_err(unavailable)?;
         let described = hex(&card.encode_to_vec());
@@ -408,7 +498,7 @@ impl Driver {
         };
         let answer = async {
             tokio::select! {
-                answer = self.worker.complete_group_at(&self.leader, request) => answer,
+                answer = self.worker.complete_group_at(&self.leader, request, self.limit) => answer,
                 // Nobody waits for the others any more (C3).
                 why = self.group.death() => Err(why),
             }
@@ -437,7 +527,9 @@ impl Driver {
         let info = GroupInfo { id: self.place.group as u32, my_rank, members };
         let options =
             EngineOptions { pool: crate::tensor::array::pool().clone(), ..EngineOptions::default() };
-        Communicator::new(transport, info, options).map_err(|error| unavailable(error.to_string()))
+        let comm =
+            Communicator::new(transport, info, options).map_err(|error| unavailable(error.to_string()))?;
+        Ok((comm, all.into_iter().map(|device| device.name).collect()))
     }
 
     /// One instance: which one is rank 0's word (C1).
@@ -463,8 +555,9 @@ impl Driver {
                 return Err(error);
             }
         };
-        let Waiting { work, pending, .. } = waiting;
+        let Waiting { work, pending, timer, .. } = waiting;
         let result = carry(comm, work).map_err(|error| self.group.why(error));
+        drop(timer);
         let failure = result.as_ref().err().cloned();
         pending.finish(result.map(|tensor| vec![Slot::Tensor(tensor)]));
         failure.map_or(Ok(()), Err)
@@ -495,114 +588,23 @@ fn card_of(device: &wire::DeviceAttributes) -> Result<DataPlaneTask, OpError> {
     DataPlaneTask::decode(bytes.ok_or_else(none)?.as_slice()).map_err(|_| none())
 }
 
-/// Does something with `$elements`, the elements of `$dtype` as type `$t`.
-macro_rules! for_type {
-    ($dtype:expr, $t:ident => $do:expr) => {{
-        match $dtype {
-            DataType::DtFloat => {
-                type $t = f32;
-                $do
-            }
-            DataType::DtDouble => {
-                type $t = f64;
-                $do
-            }
-            DataType::DtHalf => {
-                type $t = half::f16;
-                $do
-            }
-            DataType::DtBfloat16 => {
-                type $t = half::bf16;
-                $do
-            }
-            DataType::DtInt8 => {
-                type $t = i8;
-                $do
-            }
-            DataType::DtInt16 => {
-                type $t = i16;
-                $do
-            }
-            DataType::DtInt32 => {
-                type $t = i32;
-                $do
-            }
-            DataType::DtInt64 => {
-                type $t = i64;
-                $do
-            }
-            DataType::DtUint8 => {
-                type $t = u8;
-                $do
-            }
-            DataType::DtUint16 => {
-                type $t = u16;
-                $do
-            }
-            DataType::DtUint32 => {
-                type $t = u32;
-                $do
-            }
-            DataType::DtUint64 => {
-                type $t = u64;
-                $do
-            }
-            DataType::DtBool => {
-                type $t = ringway_dataplane::memory::Bool;
-                $do
-            }
-            other => Err(OpError::invalid(format!("collectives carry no {}", type_name(other)))),
-        }
-    }};
-}
-
-fn carry(comm: &Communicator, work: Work) -> Result<Tensor, OpError> {
-    let Work { kind, value } = work;
-    let dtype = value.dtype();
-    let gone = |error: ringway_collectives::engine::CollectiveError| failed(&error);
-    match kind {
-        Kind::Reduce(op) => for_type!(dtype, T => {
-            let mut writer = value.into_writer_or_copy()?;
-            comm.all_reduce::<T>(writer.elements_mut::<T>()?, op).map_err(gone)?;
-            Ok(writer.freeze())
-        }),
-        Kind::Gather => for_type!(dtype, T => {
-            let [first, rest @ ..] = value.shape().sizes() else {
-                return Err(OpError::invalid("CollectiveGather needs a value of at least one dimension"));
-            };
-            let long = first.saturating_mul(comm.size() as usize);
-            let mut writer = Writer::new(dtype, Shape::new(&[&[long], rest].concat())?)?;
-            comm.all_gather::<T>(value.as_slice::<T>()?, writer.elements_mut::<T>()?).map_err(gone)?;
-            Ok(writer.freeze())
-        }),
-        Kind::Send | Kind::Recv => for_type!(dtype, T => {
-            // Whose value it is: all learn the highest rank that sends, and all see to it that it is the only one.
-            let mut source = [if kind == Kind::Send { i64::from(comm.rank()) } else { -1 }];
-            comm.all_reduce(&mut source, ReduceOp::Max).map_err(gone)?;
-            let root = u32::try_from(source[0]).map_err(|_| {
-                OpError::internal("no member of the group sends: found no source for broadcast")
-            })?;
-            if kind == Kind::Send && root != comm.rank() {
-                return Err(OpError::invalid("two members of the group send in one broadcast"));
-            }
-            let mut writer = value.into_writer_or_copy()?;
-            comm.broadcast::<T>(writer.elements_mut::<T>()?, root).map_err(gone)?;
-            Ok(writer.freeze())
-        }),
-    }
-}
-
 impl Worker {
-    /// CompleteGroup at the leader, waited for.
+    /// CompleteGroup at the leader, waited for. The leader is told of the limit: TensorFlow's passes over that.
     async fn complete_group_at(
         &self,
         leader: &str,
         request: wire::CompleteGroupRequest,
+        limit: Option<Duration>,
     ) -> Result<wire::CompleteGroupResponse, OpError> {
         if leader == self.task() {
-            return self.complete_group(request).await.map_err(|status| op_error(&status));
+            return self.complete_group_within(request, limit).await.map_err(|status| op_error(&status));
         }
         let peer = self.peers().find(leader)?;
+        let mut request = tonic::Request::new(request);
+        if let Some(limit) = limit {
+            let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            request.metadata_mut().insert(GROUP_LIMIT_MS, limit_ms.into());
+        }
         let answer = peer.client.clone().complete_group(request).await;
         answer.map(tonic::Response::into_inner).map_err(|status| super::peers::lost(leader, &status))
     }

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use super::convert::{rendezvous_error, why};
 use super::peers::{Peers, Wanted};
 use super::step::{Exchange, Received};
+use super::trace::Trace;
 use crate::core::graph::DeviceName;
 use crate::kernels::OpError;
 use crate::tensor::Tensor;
@@ -19,13 +20,19 @@ pub(super) struct StepExchange {
     task: Arc<str>,
     rendezvous: Rendezvous,
     peers: Arc<Peers>,
+    trace: Option<Arc<Trace>>,
     cancel: watch::Sender<bool>,
 }
 
 impl StepExchange {
     pub(super) fn new(step: i64, task: Arc<str>, rendezvous: Rendezvous, peers: Arc<Peers>) -> StepExchange {
         let (cancel, _) = watch::channel(false);
-        StepExchange { step: StepId(step), task, rendezvous, peers, cancel }
+        StepExchange { step: StepId(step), task, rendezvous, peers, trace: None, cancel }
+    }
+
+    /// The exchange, whose tensors from other tasks are part of a trace.
+    pub(super) fn with_trace(self, trace: Option<Arc<Trace>>) -> StepExchange {
+        StepExchange { trace, ..self }
     }
 }
 
@@ -52,6 +59,7 @@ impl Exchange for StepExchange {
             });
             return;
         }
+        let then = self.peers.transfers.watch(self.step.0, key, self.trace.as_ref(), then);
         let task = DeviceName::parse(from).map(|device| device.task_part().to_string());
         let peer = task
             .ok_or_else(|| OpError::invalid(format!("{from} is no device")))

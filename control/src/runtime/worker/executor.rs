@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use ringway_proto::tensorflow::error::Code;
 
@@ -27,6 +28,10 @@ use crate::tensor::travel::Arrived;
 /// Most calls of functions within each other. A function that calls itself without end fails then, instead of with the
 /// memory of the machine.
 pub const CALLS_LIMIT: usize = 10_000;
+
+/// Most calls of functions of one step that are under way on one task. A function that calls itself more than once fails
+/// by this, long before its calls are as deep as [`CALLS_LIMIT`].
+pub const CALLS_UNDER_WAY_LIMIT: usize = 1 << 16;
 
 /// What is called when a run is over.
 pub type Done = Box<dyn FnOnce(Result<Vec<Slot>, OpError>) + Send>;
@@ -72,6 +77,18 @@ impl Executor {
             );
             return done(Err(OpError::new(Code::ResourceExhausted, message)));
         }
+        if !step.calls(CALLS_UNDER_WAY_LIMIT) {
+            let message = format!(
+                "more than {CALLS_UNDER_WAY_LIMIT} calls of functions are under way in one step: let functions that call \
+                 themselves end sooner, or use a loop"
+            );
+            return done(Err(OpError::new(Code::ResourceExhausted, message)));
+        }
+        let (over, counted) = (done, step.clone());
+        let done: Done = Box::new(move |result| {
+            counted.returned();
+            over(result);
+        });
         let given = args.len();
         if given < program.args {
             let message = format!("the function takes {} values and was called with {given}", program.args);
@@ -151,6 +168,8 @@ struct Scratch {
 pub(super) struct Pending {
     run: Arc<Run>,
     node: Ready,
+    /// When it began, where the step is traced.
+    began: Option<Instant>,
 }
 
 impl Pending {
@@ -167,7 +186,12 @@ impl Pending {
     /// Gives the node's outputs (an empty slot is a dead value), or the error.
     pub(super) fn finish(self, result: Result<Vec<Slot>, OpError>) {
         let pool = self.run.executor.pool.clone();
-        pool.spawn_next(move || self.run.come_back(self.node, result));
+        pool.spawn_next(move || {
+            if let Ok(outputs) = &result {
+                self.run.trace(self.node, self.began, outputs);
+            }
+            self.run.come_back(self.node, result);
+        });
     }
 }
 
@@ -220,7 +244,11 @@ impl Run {
                 return;
             }
             let Some(node) = next else { return };
+            let began = self.began();
             let outcome = self.act(node, &mut scratch);
+            if let Ok(Outcome::Set) = outcome {
+                self.trace(node, began, &scratch.outputs);
+            }
             (next, over) = self.finish(node, outcome, &mut scratch);
         }
     }
@@ -424,7 +452,19 @@ impl Run {
     }
 
     fn pending(self: &Arc<Run>, node: Ready) -> Pending {
-        Pending { run: self.clone(), node }
+        Pending { run: self.clone(), node, began: self.began() }
+    }
+
+    /// Now, where the step is traced.
+    fn began(&self) -> Option<Instant> {
+        self.step.trace.as_ref().map(|_| Instant::now())
+    }
+
+    /// A node that began then is done.
+    fn trace(&self, node: Ready, began: Option<Instant>, outputs: &[Slot]) {
+        let Some((trace, began)) = self.step.trace.as_ref().zip(began).filter(|_| !node.dead) else { return };
+        let op = self.op(node);
+        trace.node(&op.name, || self.program.label(op), began, outputs);
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ringway_proto::tensorflow as wire;
 use ringway_proto::tensorflow::error::Code;
@@ -12,7 +13,9 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::Worker;
+use super::collectives::DESCRIPTION;
 use super::convert::status;
+use super::exchange::is_of;
 use crate::kernels::OpError;
 use crate::random;
 
@@ -22,6 +25,9 @@ const GROUP_LIMIT: i32 = 1 << 16;
 const REMEMBERED_LIMIT: usize = 1 << 16;
 /// Bytes that name a group's communicator, as TensorFlow's are long.
 const COMMUNICATOR_KEY_BYTES: usize = 16;
+
+/// In the metadata of CompleteGroup: how many milliseconds the device waits for the others. Field of TensorFlow's there is none.
+pub(in crate::runtime) const GROUP_LIMIT_MS: &str = "ringway-group-limit-ms";
 
 type Outcome<T> = watch::Sender<Option<Result<T, OpError>>>;
 
@@ -64,10 +70,12 @@ async fn wait<T: Clone>(mut outcome: watch::Receiver<Option<Result<T, OpError>>>
 }
 
 impl Groups {
-    /// A device joins its group; the answer comes when all have.
+    /// A device joins its group; the answer comes when all have, or after `limit`, which says which of `tasks` have not.
     pub(super) async fn complete_group(
         &self,
         request: wire::CompleteGroupRequest,
+        limit: Option<Duration>,
+        tasks: &[String],
     ) -> Result<wire::CompleteGroupResponse, OpError> {
         let device = request.device_attributes.clone().unwrap_or_default();
         if !(1..=GROUP_LIMIT).contains(&request.group_size) || device.name.is_empty() {
@@ -76,8 +84,31 @@ impl Groups {
                 format!("Collective group {key} of {size} devices, with device '{}': cannot be", device.name);
             return Err(OpError::invalid(message));
         }
+        let _stay = Stay { groups: self, key: request.group_key, device: device.clone() };
         let outcome = self.join(&request, device)?;
-        wait(outcome).await
+        let Some(limit) = limit else { return wait(outcome).await };
+        let late = |_| Err(self.late(&request, limit, tasks));
+        tokio::time::timeout(limit, wait(outcome)).await.unwrap_or_else(late)
+    }
+
+    /// The error of a device that has waited for so long: who has come, and who has not.
+    fn late(&self, request: &wire::CompleteGroupRequest, limit: Duration, tasks: &[String]) -> OpError {
+        let (key, size) = (request.group_key, request.group_size);
+        let came: Vec<String> = lock(&self.groups)
+            .get(&key)
+            .map(|group| group.members.keys().cloned().collect())
+            .unwrap_or_default();
+        let away = tasks.iter().filter(|task| !came.iter().any(|device| is_of(device, task)));
+        let (away, missing): (Vec<&str>, _) =
+            (away.map(String::as_str).collect(), (size as usize).saturating_sub(came.len()));
+        let of = if away.len() == missing { "" } else { " of" };
+        let message = format!(
+            "Collective has timed out: group {key} of {size} devices has not come together in {limit:?} \
+             (timeout_seconds): {} came; missing are {missing}{of}: {}",
+            came.join(", "),
+            away.join(", ")
+        );
+        OpError::new(Code::DeadlineExceeded, message)
     }
 
     fn join(
@@ -183,6 +214,30 @@ impl Groups {
     }
 }
 
+/// A device waits for the rest of its group. When it does so no more and they never came, it is not in the group: its end
+/// of the data plane is gone, and the others must not be sent there. Only known of devices of ours, which come with another
+/// end each time.
+struct Stay<'a> {
+    groups: &'a Groups,
+    key: i32,
+    device: wire::DeviceAttributes,
+}
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        let mut groups = lock(&self.groups.groups);
+        let Some(group) = groups.get_mut(&self.key).filter(|group| group.complete.borrow().is_none()) else {
+            return;
+        };
+        let same = |there: &wire::DeviceAttributes| {
+            there.physical_device_desc.starts_with(DESCRIPTION) && same_life(there, &self.device)
+        };
+        if group.members.get(&self.device.name).is_some_and(same) {
+            group.members.remove(&self.device.name);
+        }
+    }
+}
+
 /// Whether a device says the same of itself as before: a task of ours that has given a group up comes with another end.
 fn same_life(before: &wire::DeviceAttributes, now: &wire::DeviceAttributes) -> bool {
     (before.incarnation, &before.physical_device_desc) == (now.incarnation, &now.physical_device_desc)
@@ -237,7 +292,26 @@ impl Worker {
         &self,
         request: wire::CompleteGroupRequest,
     ) -> Result<wire::CompleteGroupResponse, Status> {
-        self.shared.groups.complete_group(request).await.map_err(|error| status(&error))
+        self.complete_group_within(request, None).await
+    }
+
+    /// As [`Self::complete_group`], for a device that waits for so long at most.
+    ///
+    /// # Errors
+    /// `DEADLINE_EXCEEDED` then, with those who have not come.
+    pub async fn complete_group_within(
+        &self,
+        request: wire::CompleteGroupRequest,
+        limit: Option<Duration>,
+    ) -> Result<wire::CompleteGroupResponse, Status> {
+        let tasks = self.shared.peers.tasks();
+        self.shared.groups.complete_group(request, limit, &tasks).await.map_err(|error| status(&error))
+    }
+
+    /// The limit that the metadata of a CompleteGroup has.
+    #[must_use]
+    pub fn group_limit(metadata: &tonic::metadata::MetadataMap) -> Option<Duration> {
+        metadata.get(GROUP_LIMIT_MS)?.to_str().ok()?.parse().ok().map(Duration::from_millis)
     }
 
     /// A device is there, for one broadcast of its group; answered when the source is known.

@@ -4,6 +4,7 @@
 //! - [`program`]: graphs and functions made ready to run. [`executor`]: runs them, on the threads of a [`pool`].
 //!   `flow`: calls of functions, conditions, loops. [`away`]: nodes that use resources of other tasks.
 //! - [`step`]: what the nodes of one step share. `exchange`: its edges to other tasks. [`peers`]: these tasks.
+//! - [`trace`]: what is recorded of steps for those who ask.
 //! - [`collectives`]: collective operations. `groups`: who is in which group, as the leader answers it.
 #![forbid(unsafe_code)]
 
@@ -26,6 +27,7 @@ pub mod program;
 pub mod service;
 pub mod sessions;
 pub mod step;
+pub mod trace;
 
 pub use executor::Executor;
 pub use peers::DataPlane;

@@ -19,6 +19,7 @@ use tonic::{Code, Status};
 
 use super::convert::{op_error, rendezvous_error};
 use super::step::Received;
+use super::trace::Transfers;
 use crate::kernels::OpError;
 use crate::rpc::TENSOR_MESSAGE_LIMIT_BYTES;
 use crate::tensor::Tensor;
@@ -101,6 +102,7 @@ pub(super) struct Peers {
     addresses: Mutex<HashMap<String, String>>,
     known: Mutex<HashMap<String, Arc<Peer>>>,
     pub(super) by_grpc: Counted,
+    pub(super) transfers: Arc<Transfers>,
 }
 
 impl Peers {
@@ -110,7 +112,7 @@ impl Peers {
         addresses: HashMap<String, String>,
     ) -> Peers {
         let (addresses, known) = (Mutex::new(addresses), Mutex::default());
-        Peers { plane, runtime, addresses, known, by_grpc: Counted::default() }
+        Peers { plane, runtime, addresses, known, by_grpc: Counted::default(), transfers: Arc::default() }
     }
 
     /// Learns where tasks are; a task that has moved is another one.
@@ -124,6 +126,14 @@ impl Peers {
                 }
             }
         }
+    }
+
+    /// The names of all tasks, in order.
+    pub(super) fn tasks(&self) -> Vec<String> {
+        let addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tasks: Vec<String> = addresses.keys().cloned().collect();
+        tasks.sort_unstable();
+        tasks
     }
 
     /// The task of this name.

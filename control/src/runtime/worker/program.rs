@@ -188,6 +188,10 @@ impl Action {
 /// A node of a program.
 pub(super) struct Op {
     pub(super) name: String,
+    /// Its operation.
+    pub(super) kind: Box<str>,
+    /// The nodes that it reads.
+    pub(super) reads: Box<[u32]>,
     pub(super) outputs: usize,
     pub(super) action: Action,
     /// What another task needs to run it, where it uses a resource that may be there.
@@ -223,17 +227,25 @@ impl Program {
                 Action::Return(index) => returns = returns.max(index + 1),
                 _ => {}
             }
+            let reads = node.inputs.iter().map(|input| input.node.0).collect();
             let inputs = node.inputs.iter().map(|input| (input.node.0, input.index)).collect();
             let control = node.control.iter().map(|node: &NodeId| node.0).collect();
             shapes.push(NodeShape { flow, inputs, control });
             let uses = if matches!(action, Action::Kernel(_)) { Use::new(node) } else { None };
-            ops.push(Op { name: node.name().to_owned(), outputs: node.output_types.len(), action, uses });
+            let (name, kind) = (node.name().to_owned(), node.op().into());
+            ops.push(Op { name, kind, reads, outputs: node.output_types.len(), action, uses });
         }
         let plan = Plan::new(&shapes).map_err(|error| ProgramError::Flow {
             node: graph.nodes()[error.node].name().to_owned(),
             problem: error.problem,
         })?;
         Ok(Program { plan: Arc::new(plan), ops, args, returns })
+    }
+
+    /// A node as TensorFlow's time lines write it: `name = Op(inputs)`.
+    pub(super) fn label(&self, op: &Op) -> String {
+        let reads: Vec<&str> = op.reads.iter().map(|at| self.ops[*at as usize].name.as_str()).collect();
+        format!("{} = {}({})", op.name, op.kind, reads.join(", "))
     }
 
     /// How many values it takes.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use prost::Message;
 use prost_types::Any;
 use ringway_dataplane::rendezvous::{Key, Source, StepId};
 use ringway_proto::tensorflow as wire;
@@ -15,19 +17,41 @@ use super::peers::DATA_PLANE_TASK;
 use super::program::{Functions, Program, ProgramError};
 use super::sessions::{Registered, SESSIONS_LIMIT, Session};
 use super::step::Step;
+use super::trace::Trace;
 use super::{Traffic, Worker};
 use crate::core::graph::Graph;
 use crate::kernels::{OpError, Resources};
 use crate::random::incarnation;
-use crate::tensor::Tensor;
+use crate::rpc::TENSORS_OF_A_MESSAGE_BYTES;
+use crate::tensor::{Tensor, type_name};
 
 /// Memory of a device as TensorFlow's own CPU devices give it.
 const MEMORY_LIMIT_BYTES: i64 = 256 << 20;
+/// Longest pause between two looks for sessions that nobody uses.
+const SESSIONS_EVERY: Duration = Duration::from_secs(10);
 /// "Not given", of the id that XLA gives to devices.
 const NO_XLA_ID: i64 = -1;
 
 fn refuse(code: Code, message: impl Into<String>) -> Status {
     status(&OpError::new(code, message))
+}
+
+/// The tensor as part of a message that has `so_far` bytes of tensors, or why it cannot be.
+fn message_of(tensor: &Tensor, key: &Key, so_far: &mut usize) -> Result<wire::TensorProto, OpError> {
+    let message = tensor.to_proto();
+    *so_far = so_far.saturating_add(message.encoded_len());
+    if *so_far <= TENSORS_OF_A_MESSAGE_BYTES {
+        return Ok(message);
+    }
+    let name = key.parts().map_or("", |parts| parts.tensor_name);
+    let why = format!(
+        "{name}, of shape {} and type {}, makes {so_far} bytes in one message, which may hold {}: fetch it in parts \
+         (tf.slice), fewer tensors at once, or what is computed from it",
+        tensor.shape(),
+        type_name(tensor.dtype()),
+        TENSORS_OF_A_MESSAGE_BYTES,
+    );
+    Err(OpError::new(Code::ResourceExhausted, why))
 }
 
 /// Aborts a step whose caller went away before it was over.
@@ -139,11 +163,27 @@ impl Worker {
         }
     }
 
+    /// Ends sessions that nobody has used for `lease`, as they come to that. Runs until it is dropped.
+    pub async fn watch_sessions(&self, lease: Option<Duration>) {
+        let Some(lease) = lease else { return };
+        loop {
+            let now = Instant::now();
+            let (over, next) = self.tables().ended(now, lease);
+            for handle in over {
+                tracing::info!(session = handle, "a session that no master uses any more is over");
+                self.end_session(&handle);
+            }
+            let next = next.map_or(SESSIONS_EVERY, |next| next.saturating_duration_since(now));
+            tokio::time::sleep(next.clamp(Duration::from_millis(1), SESSIONS_EVERY)).await;
+        }
+    }
+
     fn session(&self, handle: &str, created: bool) -> Result<Arc<Session>, Status> {
         if !created {
             return Ok(self.shared.legacy.clone());
         }
-        self.tables().sessions.get(handle).cloned().ok_or_else(|| {
+        let session = self.tables().sessions.get(handle).cloned();
+        session.inspect(|session| session.touch(Instant::now())).ok_or_else(|| {
             let task = &self.shared.task;
             let message = format!(
                 "Session handle is not found: {handle}. Possibly this worker (\"{task}\") just restarted."
@@ -227,7 +267,9 @@ impl Worker {
         if request.is_partial {
             return self.run_part(&session, &graph, request).await;
         }
-        let step = self.enter(id, &session, &graph);
+        let traced = request.exec_opts.is_some_and(|asked| asked.record_timeline || asked.record_costs);
+        let trace = traced.then(|| Arc::new(Trace::new(self.shared.device.clone())));
+        let step = self.enter(id, &session, &graph, trace.clone());
         let mut guard = Guard { worker: self, step: step.clone(), over: false };
         let result = async {
             self.feed(id, request.send)?;
@@ -240,11 +282,12 @@ impl Worker {
             step.abort(error);
         }
         let recv = result.map_err(|error| status(&error))?;
-        Ok(wire::RunGraphResponse { recv, ..Default::default() })
+        let step_stats = trace.map(|trace| trace.take());
+        Ok(wire::RunGraphResponse { recv, step_stats, ..Default::default() })
     }
 
     /// A step that may be told of an abort from now on.
-    fn enter(&self, id: i64, session: &Session, graph: &Registered) -> Arc<Step> {
+    fn enter(&self, id: i64, session: &Session, graph: &Registered, trace: Option<Arc<Trace>>) -> Arc<Step> {
         let shared = &self.shared;
         let exchange =
             StepExchange::new(id, shared.task.clone(), shared.plane.rendezvous.clone(), shared.peers.clone());
@@ -252,10 +295,10 @@ impl Worker {
             id,
             shared.device.clone(),
             session.resources.clone(),
-            Arc::new(exchange),
+            Arc::new(exchange.with_trace(trace.clone())),
             graph.functions.clone(),
         );
-        let step = Arc::new(step.with_collectives(graph.collectives.clone()));
+        let step = Arc::new(step.with_collectives(graph.collectives.clone()).with_trace(trace));
         let given_up = {
             let mut tables = self.tables();
             let (live, given_up) = tables.enter(id, &session.handle);
@@ -267,8 +310,13 @@ impl Worker {
     }
 
     fn leave(&self, step: &Arc<Step>) {
-        if let Some(live) = self.tables().steps.get_mut(&step.id) {
+        let mut tables = self.tables();
+        if let Some(live) = tables.steps.get_mut(&step.id) {
             live.running.retain(|running| !Arc::ptr_eq(running, step));
+            let session = live.session.clone();
+            if let Some(session) = tables.sessions.get(&session) {
+                session.touch(Instant::now());
+            }
         }
     }
 
@@ -283,7 +331,7 @@ impl Worker {
     }
 
     async fn fetch(&self, id: i64, keys: &[String]) -> Result<Vec<wire::NamedTensorProto>, OpError> {
-        let mut fetched = Vec::with_capacity(keys.len());
+        let (mut fetched, mut bytes) = (Vec::with_capacity(keys.len()), 0);
         for name in keys {
             let key = Key::new(name).map_err(|error| OpError::invalid(error.to_string()))?;
             let value = self.shared.plane.rendezvous.receive(StepId(id), &key, Source::Local).await;
@@ -292,8 +340,8 @@ impl Worker {
                 let message = format!("The tensor returned for {name} was not valid.");
                 return Err(OpError::invalid(message));
             }
-            fetched
-                .push(wire::NamedTensorProto { name: name.clone(), tensor: Some(arrived.tensor.to_proto()) });
+            let tensor = message_of(&arrived.tensor, &key, &mut bytes)?;
+            fetched.push(wire::NamedTensorProto { name: name.clone(), tensor: Some(tensor) });
         }
         Ok(fetched)
     }
@@ -307,7 +355,7 @@ impl Worker {
     ) -> Result<wire::RunGraphResponse, Status> {
         let id = request.step_id;
         if self.tables().steps.get(&id).is_none_or(|live| live.partial.is_none()) {
-            let step = self.enter(id, session, graph);
+            let step = self.enter(id, session, graph, None);
             let (tell, told) = tokio::sync::oneshot::channel();
             let (worker, running) = (self.clone(), step.clone());
             let done = move |result: Result<Vec<_>, OpError>| {
@@ -400,9 +448,10 @@ impl Worker {
             .map_err(|error| rendezvous_error(&error))
             .and_then(|value| Ok(Tensor::from_value(value)?))
             .map_err(|error| status(&error))?;
+        let tensor = message_of(&arrived.tensor, &key, &mut 0).map_err(|error| status(&error))?;
         let micros = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Ok(wire::RecvTensorResponse {
-            tensor: Some(arrived.tensor.to_proto()),
+            tensor: Some(tensor),
             is_dead: arrived.is_dead,
             send_start_micros: micros.map_or(0, |time| i64::try_from(time.as_micros()).unwrap_or(i64::MAX)),
             ..Default::default()
@@ -450,15 +499,28 @@ impl Worker {
         Ok(wire::MarkRecvFinishedResponse {})
     }
 
-    /// No RPCs are recorded here; `tracing` has them at debug.
+    /// Begins or ends the recording of tensors from other tasks, hands out what was recorded of the steps that are asked
+    /// for, and forgets it. A request that asks for nothing ends it, as old masters mean by that.
     ///
     /// # Errors
     /// None.
-    pub async fn logging(&self, _: wire::LoggingRequest) -> Result<wire::LoggingResponse, Status> {
-        Ok(wire::LoggingResponse::default())
+    pub async fn logging(&self, request: wire::LoggingRequest) -> Result<wire::LoggingResponse, Status> {
+        let transfers = &self.shared.peers.transfers;
+        if request.enable_rpc_logging {
+            transfers.want(true);
+        }
+        let asks_nothing = !request.enable_rpc_logging && request.fetch_step_id.is_empty() && !request.clear;
+        if request.disable_rpc_logging || asks_nothing {
+            transfers.want(false);
+        }
+        let step = request.fetch_step_id.iter().filter_map(|id| transfers.take(*id)).collect();
+        if request.clear {
+            transfers.clear();
+        }
+        Ok(wire::LoggingResponse { step })
     }
 
-    /// As TensorFlow's servers: nothing is traced.
+    /// Accepted, and no more: what a step did is asked for with the step, by `RunOptions.trace_level`.
     ///
     /// # Errors
     /// None.
@@ -480,5 +542,24 @@ impl Worker {
             traffic.plane_bytes += peer.bytes_received;
         }
         traffic
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_a_message_holds_is_refused_with_the_name_of_what_is_too_much() {
+        let device = "/job:w/replica:0/task:0/device:CPU:0";
+        let key = Key::parse(&format!("{device};0000000000000007;{device};y:0;0:0")).unwrap();
+        let tensor = Tensor::vector(&[1_f32; 8]).unwrap();
+        let mut bytes = 0;
+        let message = message_of(&tensor, &key, &mut bytes).unwrap();
+        assert_eq!(bytes, message.encoded_len());
+        bytes = TENSORS_OF_A_MESSAGE_BYTES;
+        let error = message_of(&tensor, &key, &mut bytes).unwrap_err();
+        assert_eq!(error.code, Code::ResourceExhausted);
+        assert!(error.message.starts_with("y:0, of shape [8] and type float, makes "), "{error:?}");
     }
 }

@@ -1,7 +1,8 @@
 //! What masters have told this worker: sessions, and graphs in them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::collectives::Collectives;
 use super::program::{Functions, Program};
@@ -29,11 +30,27 @@ pub(super) struct Session {
     pub(super) master: (String, i64),
     pub(super) resources: Arc<Resources>,
     graphs: Mutex<HashMap<String, Arc<Registered>>>,
+    used: Mutex<Instant>,
 }
 
 impl Session {
     pub(super) fn new(handle: &str, master: (String, i64), resources: Arc<Resources>) -> Session {
-        Session { handle: handle.to_owned(), master, resources, graphs: Mutex::default() }
+        Session {
+            handle: handle.to_owned(),
+            master,
+            resources,
+            graphs: Mutex::default(),
+            used: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Its master uses it.
+    pub(super) fn touch(&self, now: Instant) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    fn ends(&self, lease: Duration) -> Instant {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) + lease
     }
 
     fn graphs(&self) -> MutexGuard<'_, HashMap<String, Arc<Registered>>> {
@@ -84,6 +101,16 @@ pub(super) struct Tables {
 }
 
 impl Tables {
+    /// The sessions whose lease has ended by `now`, and when the next one ends. One that has a step under way is in use.
+    pub(super) fn ended(&self, now: Instant, lease: Duration) -> (Vec<String>, Option<Instant>) {
+        let running = self.steps.values().filter(|live| !live.running.is_empty());
+        let busy: HashSet<&str> = running.map(|live| live.session.as_str()).collect();
+        let idle = self.sessions.values().filter(|session| !busy.contains(session.handle.as_str()));
+        let (over, left): (Vec<_>, Vec<_>) = idle.partition(|session| session.ends(lease) <= now);
+        let next = left.iter().map(|session| session.ends(lease)).min();
+        (over.iter().map(|session| session.handle.clone()).collect(), next)
+    }
+
     /// The step's entry, and the steps that had to make room for it.
     pub(super) fn enter(&mut self, id: i64, session: &str) -> (&mut Live, Vec<i64>) {
         let mut given_up = Vec::new();
@@ -106,5 +133,30 @@ impl Tables {
         });
         self.next += 1;
         (live, given_up)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_nobody_uses_ends_and_others_stay() {
+        let (lease, begin) = (Duration::from_secs(10), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let mut tables = Tables::default();
+        for handle in ["idle", "used", "busy"] {
+            let session = Session::new(handle, ("m".to_owned(), 1), Arc::new(Resources::new("j")));
+            session.touch(begin);
+            tables.sessions.insert(handle.to_owned(), Arc::new(session));
+        }
+        assert_eq!(tables.ended(at(9), lease), (vec![], Some(at(10))));
+        tables.sessions["used"].touch(at(5));
+        tables.enter(7, "busy").0.running.push(super::super::step::tests::idle_step());
+        assert_eq!(tables.ended(at(10), lease), (vec!["idle".to_owned()], Some(at(15))));
+        tables.steps.clear();
+        let mut over = tables.ended(at(15), lease).0;
+        over.sort_unstable();
+        assert_eq!(over, ["busy", "idle", "used"]);
     }
 }

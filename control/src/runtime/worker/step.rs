@@ -1,6 +1,6 @@
 //! What the nodes of one step share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringway_dataplane::rendezvous::Key;
@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 use super::away::Elsewhere;
 use super::collectives::Collectives;
 use super::program::Functions;
+use super::trace::Trace;
 use crate::kernels::{OpError, Resources, StepScope};
 use crate::tensor::Tensor;
 use crate::tensor::travel::Arrived;
@@ -48,6 +49,10 @@ pub struct Step {
     pub collectives: Option<Arc<Collectives>>,
     /// Where nodes run whose resources are of other tasks; without it there are none.
     pub elsewhere: Option<Arc<dyn Elsewhere>>,
+    /// What is told of its nodes, where its caller asks for that.
+    pub trace: Option<Arc<Trace>>,
+    /// Calls of functions that are under way.
+    calls: AtomicUsize,
     temporaries: Resources,
     cancelled: AtomicBool,
     end: Mutex<End>,
@@ -82,6 +87,8 @@ impl Step {
             functions,
             collectives: None,
             elsewhere: None,
+            trace: None,
+            calls: AtomicUsize::new(0),
             temporaries: Resources::new("step"),
             cancelled: AtomicBool::new(false),
             end: Mutex::default(),
@@ -99,6 +106,26 @@ impl Step {
     #[must_use]
     pub fn with_elsewhere(self, elsewhere: Arc<dyn Elsewhere>) -> Step {
         Step { elsewhere: Some(elsewhere), ..self }
+    }
+
+    /// The step, traced.
+    #[must_use]
+    pub fn with_trace(self, trace: Option<Arc<Trace>>) -> Step {
+        Step { trace, ..self }
+    }
+
+    /// Another call of a function begins, unless so many are under way. Whether it does; it ends by [`Step::returned`].
+    pub(super) fn calls(&self, limit: usize) -> bool {
+        let room = self.calls.fetch_add(1, Ordering::Relaxed) < limit;
+        if !room {
+            self.returned();
+        }
+        room
+    }
+
+    /// A call of a function is over.
+    pub(super) fn returned(&self) {
+        self.calls.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// What kernels see of it.
@@ -165,5 +192,30 @@ impl Step {
             return None;
         }
         self.end().why.clone()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    struct Nowhere;
+
+    impl Exchange for Nowhere {
+        fn send(&self, _: &Key, _: &Tensor, _: bool) -> Result<(), OpError> {
+            Ok(())
+        }
+
+        fn recv(&self, _: &Key, then: Received) {
+            then(Err(OpError::internal("nothing comes from nowhere")));
+        }
+
+        fn abort(&self, _: &OpError) {}
+    }
+
+    /// A step that does nothing.
+    pub(in crate::runtime::worker) fn idle_step() -> Arc<Step> {
+        let (resources, functions) = (Arc::new(Resources::new("j")), Arc::default());
+        Arc::new(Step::new(1, "d".into(), resources, Arc::new(Nowhere), functions))
     }
 }

@@ -1,3 +1,4 @@
+use super::super::trace::Trace;
 use super::*;
 use crate::core::graph::{Graph, Library};
 use crate::kernels::Resources;
@@ -275,6 +276,42 @@ fn a_function_that_calls_itself_without_end_fails() {
     let error = Rig::new(nodes, vec![again]).run(vec![slot(1.0)]).unwrap_err();
     assert_eq!(error.code, Code::ResourceExhausted);
     assert!(error.message.contains(&format!("more than {CALLS_LIMIT} deep")), "{error:?}");
+}
+
+#[test]
+fn a_function_that_calls_itself_twice_fails_before_its_calls_fill_the_memory() {
+    let float_list = types(&[DataType::DtFloat]);
+    let attrs = [("Tin", float_list.clone()), ("Tout", float_list), ("f", callee("again"))];
+    let call = |name: &str, input: &str| node(name, "PartitionedCall", &[input], &attrs);
+    let sum = node("sum", "AddV2", &["a:output:0", "b:output:0"], &[("T", float())]);
+    let body = vec![call("a", "x0"), call("b", "x0"), sum];
+    let again = function("again", body, &[DataType::DtFloat], "sum:z:0", DataType::DtFloat);
+    let nodes = vec![arg("x", 0, DataType::DtFloat), call("call", "x"), result(0, "call")];
+    let rig = Rig::new(nodes, vec![again]);
+    let error = rig.run(vec![slot(1.0)]).unwrap_err();
+    assert_eq!(error.code, Code::ResourceExhausted);
+    assert!(error.message.contains(&format!("more than {CALLS_UNDER_WAY_LIMIT} calls")), "{error:?}");
+}
+
+#[test]
+fn a_traced_step_tells_of_its_nodes_those_of_functions_too() {
+    let float_list = types(&[DataType::DtFloat]);
+    let attrs = [("Tin", float_list.clone()), ("Tout", float_list), ("f", callee("negate"))];
+    let negate = node("negative", "Neg", &["x0"], &[("T", float())]);
+    let negate = function("negate", vec![negate], &[DataType::DtFloat], "negative:y:0", DataType::DtFloat);
+    let call = node("call", "PartitionedCall", &["x"], &attrs);
+    let nodes = vec![arg("x", 0, DataType::DtFloat), call, result(0, "call")];
+    let mut rig = Rig::new(nodes, vec![negate]);
+    let trace = Arc::new(Trace::new("device".into()));
+    rig.step = Arc::new(Arc::into_inner(rig.step).unwrap().with_trace(Some(trace.clone())));
+    rig.run(vec![slot(4.0)]).unwrap();
+    let stats = trace.take().dev_stats.swap_remove(0);
+    let label = |name: &str| {
+        let node = stats.node_stats.iter().find(|node| node.node_name == name);
+        node.unwrap_or_else(|| panic!("{name} in {stats:?}")).timeline_label.clone()
+    };
+    assert_eq!(label("negative"), "negative = Neg(x0)");
+    assert_eq!(label("call"), "call = PartitionedCall(x)");
 }
 
 #[test]
