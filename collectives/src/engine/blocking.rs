@@ -7,6 +7,7 @@ use super::core::{CallRegions, Failure, MAX_CALLS};
 use super::error::{CollectiveError, InvalidCall};
 use super::plan::{Request, What};
 use super::shared::Guard;
+use super::straight::AtOnce;
 use crate::reduce::ReduceOp;
 use crate::schedule::Collective;
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -47,16 +48,31 @@ impl Communicator {
         &self,
         name: &'static str,
         request: &Request,
-        input: Memory<'_>,
+        mut input: Memory<'_>,
         output: Memory<'_>,
     ) -> Result<()> {
         let mut core = self.owner.lock();
+        let begun = match (&mut input, &output) {
+            (Memory::Write(buffer), Memory::Nothing) => {
+                core.collective_at_once(self.index, request, buffer, &self.owner.patience())
+            }
+            (Memory::Nothing, Memory::Nothing) => {
+                core.collective_at_once(self.index, request, &mut [], &self.owner.patience())
+            }
+            _ => AtOnce::NotBegun,
+        };
+        if matches!(begun, AtOnce::Over) {
+            return Ok(());
+        }
         let mut first = core.ledgers.pop().unwrap_or_default();
         let mut second = core.ledgers.pop().unwrap_or_default();
         let (mut core, result) = lend(input, &mut first, |input| {
             lend(output, &mut second, |output| {
                 let regions = CallRegions { input: &mut *input, output: &mut *output };
-                let begun = core.begin(self.index, name, request, regions, false);
+                let begun = match begun {
+                    AtOnce::Begun(begun) => core.go_on(self.index, name, request, regions, begun),
+                    _ => core.begin(self.index, name, request, regions, false),
+                };
                 self.owner.nudge(&core);
                 self.end(core, begun, CallRegions { input, output })
             })

@@ -19,6 +19,7 @@ use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::plan::{KINDS, Kind, Plan, Request, What};
 use super::recorder::{Befell, Ending, Recorder};
 use super::run::{Fault, Io, OpName, Phase, Run, Width};
+use super::straight::Begun;
 use super::traffic::Traffic;
 use crate::reduce::Kernels;
 use ringway_dataplane::memory::{AllocError, Ledger, Region};
@@ -48,6 +49,12 @@ pub(super) struct CallRegions<'a> {
 /// How a run failed. Boxed: every call hands one on, and hardly any has one.
 pub(super) type Failure = Box<CollectiveError>;
 
+/// How a call comes to its run.
+pub(super) enum Entry {
+    New { started: bool },
+    Begun(Begun),
+}
+
 /// Who polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Driver {
@@ -62,15 +69,17 @@ pub(super) struct Core {
     pub(super) options: EngineOptions,
     pub(super) groups: Vec<Option<Group>>,
     pub(super) runs: Vec<Run>,
-    free: Vec<u16>,
+    pub(super) free: Vec<u16>,
     pub(super) active: Vec<u16>,
     queued: VecDeque<u16>,
     /// Depth that active runs take, by [`Kind`].
     depth_used: [u32; KINDS],
     events: Vec<Event>,
-    kernels: Kernels,
+    pub(super) kernels: Kernels,
     pub(super) recorder: Recorder,
     pub(super) traffic: Traffic,
+    /// Collective calls since one went the way of all calls.
+    pub(super) at_once: u32,
     /// Whether a communicator has died since the record was last written down.
     pub(super) fallen: bool,
     /// Closed communicators and this process's rank in them, so that late inquiries are answered.
@@ -108,6 +117,7 @@ impl Core {
             kernels: Kernels::best(),
             recorder: Recorder::new(options.recorded_calls),
             traffic: Traffic::default(),
+            at_once: 0,
             fallen: false,
             retired: VecDeque::new(),
             reserved: Vec::new(),
@@ -169,12 +179,12 @@ impl Core {
             self.refuse(group, request, &error);
             return Err(Box::new(error));
         }
-        self.enter(slot, group, request, plan, regions, started);
+        self.enter(slot, group, request, plan, regions, Entry::New { started });
         Ok(slot)
     }
 
     /// C1: an idle slot, or `None` when all are taken.
-    fn slot(&mut self, request: &Request, plan: &Arc<Plan>) -> Option<u16> {
+    pub(super) fn slot(&mut self, request: &Request, plan: &Arc<Plan>) -> Option<u16> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
         }
@@ -201,7 +211,7 @@ impl Core {
     }
 
     /// Gives a slot the work area and scratch of its plan, unless what it has from before will do.
-    fn furnish(&mut self, slot: u16, plan: &Plan) -> Result<(), AllocError> {
+    pub(super) fn furnish(&mut self, slot: u16, plan: &Plan) -> Result<(), AllocError> {
         let run = &mut self.runs[usize::from(slot)];
         let works = |area: &Area| {
             matches!(
@@ -229,21 +239,24 @@ impl Core {
     }
 
     /// The point of no return: the call has a number, and other ranks may count on it.
-    fn enter(
+    pub(super) fn enter(
         &mut self,
         slot: u16,
         group: usize,
         request: &Request,
         plan: Arc<Plan>,
         regions: CallRegions<'_>,
-        started: bool,
+        entry: Entry,
     ) {
         let g = self.groups[group].as_mut().unwrap_or_else(|| unreachable!("the caller holds it"));
         let mut call = call_of(request, &plan);
         let lane = match request.what {
             What::Collective(_) => {
-                call = g.number(call, None);
-                call.seq % SEQ_WINDOW * MAX_SLICES_IN_FLIGHT
+                call = match entry {
+                    Entry::New { .. } => g.numbers.take(call, None),
+                    Entry::Begun(begun) => begun.call,
+                };
+                collective_lane(call.seq)
             }
             What::Send { tag, .. } | What::Receive { tag, .. } => message_lane(tag),
         };
@@ -254,7 +267,11 @@ impl Core {
         run.group = group;
         run.rank = g.info.my_rank;
         run.tag = Tag { group: g.info.id, lane };
-        run.record = self.recorder.begin(g.info.id, call, bytes);
+        let started = matches!(entry, Entry::New { started: true });
+        (run.record, run.first_step) = match entry {
+            Entry::New { .. } => (self.recorder.begin(g.info.id, call, bytes), 0),
+            Entry::Begun(begun) => (begun.record, begun.steps),
+        };
         (run.call, run.plan, run.request) = (call, plan, *request);
         // Moving a region that is not there costs as much as moving one.
         for (into, from) in [(INPUT, regions.input), (OUTPUT, regions.output)] {
@@ -371,6 +388,9 @@ impl Core {
             let run = &mut self.runs[usize::from(slot)];
             if some && run.stalled {
                 run.retry();
+            }
+            if moved {
+                run.look_again();
             }
             if run.is_dirty() {
                 moved = true;
@@ -522,7 +542,8 @@ impl Core {
 
     /// Adds a communicator. Its index stays valid until [`Core::close`].
     pub(super) fn add_group(&mut self, mut group: Group) -> usize {
-        group.history = cutting(&self.options, self.caps.depth);
+        group.costs = group.costs_over(&*self.transport, &self.options);
+        group.numbers.history = cutting(&self.options, &group.costs, self.caps.depth);
         self.retired.retain(|(id, _)| *id != group.info.id);
         self.recorder.happens(Befell::Made, Some(group.info.id), None, "");
         match self.groups.iter().position(Option::is_none) {
@@ -561,11 +582,16 @@ impl Core {
         if !request.is_collective() {
             return;
         }
-        let call = g.number(request.call(), Some(error.to_string()));
+        let call = g.numbers.take(request.call(), Some(error.to_string()));
         self.tell_refusal(group, &call, error.to_string());
         // Those who asked before have been told now.
         while self.group(group).recall(call.seq).is_some() {}
     }
+}
+
+/// C3: the first lane of a collective call.
+pub(super) fn collective_lane(seq: u32) -> u32 {
+    seq % SEQ_WINDOW * MAX_SLICES_IN_FLIGHT
 }
 
 /// The lane of messages with this tag of the user's.
@@ -574,7 +600,7 @@ pub(super) fn message_lane(tag: u32) -> u32 {
 }
 
 /// What a request is to error messages and stamps, once planned.
-fn call_of(request: &Request, plan: &Plan) -> Call {
+pub(super) fn call_of(request: &Request, plan: &Plan) -> Call {
     Call { algorithm: plan.algorithm, ..request.call() }
 }
 

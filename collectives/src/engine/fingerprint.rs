@@ -20,7 +20,7 @@
 
 use super::options::EngineOptions;
 use crate::reduce::ReduceOp;
-use crate::schedule::{Algorithm, Collective};
+use crate::schedule::{Algorithm, Collective, Costs};
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Stamp;
 use std::fmt;
@@ -94,7 +94,9 @@ impl Call {
     /// The digest of all calls up to and including this one.
     pub(crate) fn history_after(&self) -> u16 {
         // The stamp holds the digest so far.
-        digest(self.stamp().0)
+        let stamp = self.stamp();
+        let (words, _) = stamp.0.as_chunks::<8>();
+        digest(words.iter().map(|word| u64::from_le_bytes(*word)))
     }
 
     /// Whether two calls of one number are the same call, so that only what came before them may differ.
@@ -103,25 +105,29 @@ impl Call {
     }
 }
 
-/// FNV-1a, folded to 16 bits.
-fn digest(bytes: impl IntoIterator<Item = u8>) -> u16 {
-    let digest = bytes
-        .into_iter()
-        .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
-    (digest ^ (digest >> 16) ^ (digest >> 32) ^ (digest >> 48)) as u16
+/// Words multiplied into one another; all of their bits reach the upper 16 of the last product. The factor is the golden
+/// ratio's, as in Fibonacci hashing.
+fn digest(words: impl IntoIterator<Item = u64>) -> u16 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |h: u64, word: u64| {
+        let mixed = (h ^ word).wrapping_mul(FACTOR);
+        mixed ^ (mixed >> 32)
+    };
+    let digest = words.into_iter().fold(0xcbf2_9ce4_8422_2325u64, mix);
+    (digest.wrapping_mul(FACTOR) >> 48) as u16
 }
 
 /// Digest of what, besides the call itself, decides how a call is cut into messages and which tags they have: all ranks
-/// of a communicator must have it in common. `depth` is the transport's.
-pub(crate) fn cutting(options: &EngineOptions, depth: u32) -> u16 {
-    let EngineOptions { slice_bytes, slices_in_flight, costs, .. } = options;
+/// of a communicator must have it in common. `costs` are its links', `depth` is the transport's.
+pub(crate) fn cutting(options: &EngineOptions, costs: &Costs, depth: u32) -> u16 {
+    let EngineOptions { slice_bytes, slices_in_flight, .. } = options;
     let slice_bytes = slice_bytes.map_or(0, |bytes| bytes as u64);
     let numbers = [costs.inside, costs.between].into_iter().flat_map(|link| {
         let numbers = [link.latency_us, link.message_us, link.bytes_per_us, link.reduce_bytes_per_us];
         numbers.map(f64::to_bits).into_iter().chain([u64::from(link.offloaded)])
     });
     let words = [slice_bytes, u64::from(*slices_in_flight), u64::from(depth)].into_iter().chain(numbers);
-    digest(words.flat_map(u64::to_le_bytes))
+    digest(words)
 }
 
 /// The stamp of slice `slice` of the call whose slice 0 has the stamp `call`.

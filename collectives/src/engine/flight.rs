@@ -121,7 +121,7 @@ impl Core {
             id: g.info.id,
             rank: g.info.my_rank,
             size: g.size(),
-            next_call: g.seq,
+            next_call: g.numbers.seq,
             dead: g.dead.as_ref().map(ToString::to_string),
         });
         let route = |peer| self.transport.why(peer);

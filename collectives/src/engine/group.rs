@@ -7,8 +7,8 @@ use super::fingerprint::Call;
 use super::history::Doubt;
 use super::options::EngineOptions;
 use super::plan::{Plan, Request};
-use crate::schedule::Arrangement;
-use ringway_dataplane::transport::{Caps, Peer, Stamp};
+use crate::schedule::{Arrangement, Costs, LinkCosts};
+use ringway_dataplane::transport::{Caps, Peer, Stamp, Transport};
 use ringway_topology::Rank;
 use ringway_topology::model::order::{Location, Site, hosts_in_order, ring_order};
 use std::sync::Arc;
@@ -89,6 +89,37 @@ impl Last {
     }
 }
 
+/// The collective calls of a communicator, by number.
+#[derive(Debug)]
+pub(super) struct Numbers {
+    /// Number of the next one, and the digest of those before.
+    pub(super) seq: u32,
+    pub(super) history: u16,
+    calls: Vec<Option<Remembered>>,
+}
+
+impl Numbers {
+    /// Numbers a call and remembers it.
+    pub(super) fn take(&mut self, mut call: Call, refused: Option<String>) -> Call {
+        call.seq = self.seq;
+        call.history = self.history;
+        self.seq = self.seq.wrapping_add(1);
+        let remembered = match refused {
+            None => {
+                self.history = call.history_after();
+                Remembered::Made(call)
+            }
+            // Ranks that all refuse a call need not have refused the same arguments.
+            Some(why) => {
+                self.history = self.history.wrapping_add(1);
+                Remembered::Refused(call, why)
+            }
+        };
+        self.calls[call.seq as usize % REMEMBERED_CALLS] = Some(remembered);
+        call
+    }
+}
+
 /// One communicator's state in the engine.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -97,10 +128,9 @@ pub(super) struct Group {
     pub(super) peers: Vec<Peer>,
     /// How the members lie: the same on all of them, since all hold the same members.
     pub(super) arrangement: Arrangement,
-    /// Number of the next collective call, and the digest of those before.
-    pub(super) seq: u32,
-    pub(super) history: u16,
-    calls: Vec<Option<Remembered>>,
+    pub(super) numbers: Numbers,
+    /// What its links cost.
+    pub(super) costs: Costs,
     /// The latest unanswered word of each rank about a call that this rank has not reached.
     pub(super) heard: Vec<Option<(u32, Heard)>>,
     heard_any: u32,
@@ -135,9 +165,8 @@ impl Group {
         Ok(Group {
             peers,
             arrangement: arrangement(&info.members),
-            seq: 0,
-            history: 0,
-            calls: vec![None; REMEMBERED_CALLS],
+            costs: Costs::default(),
+            numbers: Numbers { seq: 0, history: 0, calls: vec![None; REMEMBERED_CALLS] },
             heard: vec![None; size],
             heard_any: 0,
             doubt: None,
@@ -150,6 +179,18 @@ impl Group {
             next_plan: 0,
             info,
         })
+    }
+
+    /// What its links cost over a transport. Two ranks get the same bits whichever the algorithm (I1 of the kernels), so that
+    /// theirs may depend on the transport; that of more must not.
+    pub(super) fn costs_over(&self, transport: &dyn Transport, options: &EngineOptions) -> Costs {
+        match self.peers[..] {
+            [a, b] if options.costs == Costs::default() => {
+                let other = if self.info.my_rank == 0 { b } else { a };
+                if transport.shares_memory(other) { LinkCosts::SHARED_MEMORY.into() } else { options.costs }
+            }
+            _ => options.costs,
+        }
     }
 
     pub(super) fn size(&self) -> u32 {
@@ -169,6 +210,16 @@ impl Group {
         })
     }
 
+    /// Whether nothing but calls happens on it: it is alive, and no word of another rank waits for an answer.
+    pub(super) fn is_calm(&self) -> bool {
+        self.dead.is_none() && self.heard_any == 0 && self.doubt.is_none()
+    }
+
+    /// The plan of a request, if it is kept from before.
+    pub(super) fn kept_plan(&self, request: &Request) -> Option<&Arc<Plan>> {
+        self.plans.iter().find(|(r, _)| r == request).map(|(_, plan)| plan)
+    }
+
     /// The plan of a request, made now or kept from before.
     pub(super) fn plan(
         &mut self,
@@ -179,7 +230,8 @@ impl Group {
         if let Some((_, plan)) = self.plans.iter().find(|(r, _)| r == request) {
             return Ok(Arc::clone(plan));
         }
-        let plan = Arc::new(Plan::new(request, self.info.my_rank, &self.arrangement, options, caps)?);
+        let plan =
+            Arc::new(Plan::new(request, self.info.my_rank, (&self.arrangement, &self.costs), options, caps)?);
         if self.plans.len() < KEPT_PLANS {
             self.plans.push((*request, Arc::clone(&plan)));
         } else {
@@ -189,35 +241,15 @@ impl Group {
         Ok(plan)
     }
 
-    /// Numbers a collective call and remembers it.
-    pub(super) fn number(&mut self, mut call: Call, refused: Option<String>) -> Call {
-        call.seq = self.seq;
-        call.history = self.history;
-        self.seq = self.seq.wrapping_add(1);
-        let remembered = match refused {
-            None => {
-                self.history = call.history_after();
-                Remembered::Made(call)
-            }
-            // Ranks that all refuse a call need not have refused the same arguments.
-            Some(why) => {
-                self.history = self.history.wrapping_add(1);
-                Remembered::Refused(call, why)
-            }
-        };
-        self.calls[call.seq as usize % REMEMBERED_CALLS] = Some(remembered);
-        call
-    }
-
     /// What this rank knows of its call number `seq`, if it has made it and remembers.
     pub(super) fn call(&self, seq: u32) -> Option<&Remembered> {
-        let kept = self.calls[seq as usize % REMEMBERED_CALLS].as_ref()?;
+        let kept = self.numbers.calls[seq as usize % REMEMBERED_CALLS].as_ref()?;
         (kept.call().seq == seq).then_some(kept)
     }
 
     /// Whether call `seq` is still to come here.
     pub(super) fn is_ahead(&self, seq: u32) -> bool {
-        seq.wrapping_sub(self.seq) < u32::MAX / 2
+        seq.wrapping_sub(self.numbers.seq) < u32::MAX / 2
     }
 
     /// Remembers another rank's word about a call that this rank has not reached.
@@ -284,7 +316,7 @@ mod tests {
             seq: 0,
             history: 0,
         };
-        let made: Vec<Call> = (0..300).map(|_| group.number(call, None)).collect();
+        let made: Vec<Call> = (0..300).map(|_| group.numbers.take(call, None)).collect();
         assert_eq!((made[0].seq, made[299].seq), (0, 299));
         assert!(group.call(0).is_none() && group.call(300).is_none());
         assert_eq!(group.call(299).map(|r| *r.call()), Some(made[299]));

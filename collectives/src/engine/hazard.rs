@@ -51,9 +51,9 @@ const fn bit(place: usize) -> u32 {
 }
 
 impl Window {
-    /// Empties the window and starts over at the first step.
-    pub(super) fn restart(&mut self) {
-        (self.base, self.loaded, self.ended) = (0, 0, false);
+    /// Empties the window and starts over at a step; those before it are over.
+    pub(super) fn restart(&mut self, step: u32) {
+        (self.base, self.loaded, self.ended) = (step, step, false);
         (self.posted, self.arrived, self.done) = (0, 0, 0);
     }
 
@@ -133,6 +133,11 @@ impl Window {
             .any(|earlier| self.done & bit(earlier) == 0 && step.conflicts_with(&self.steps[earlier]))
     }
 
+    /// Whether nothing stands in the way of combining step `number` at once.
+    pub(super) fn is_clear(&self, number: u32) -> bool {
+        !self.hazard(number, &self.steps[Window::place(number)])
+    }
+
     /// H2: whether an earlier step that it must not pass is not posted yet.
     #[inline]
     fn overtakes(&self, number: u32, step: &Step) -> bool {
@@ -179,7 +184,7 @@ mod tests {
     fn window(collective: Collective, algorithm: Algorithm, ranks: u32, rank: Rank) -> (AnySchedule, Window) {
         let schedule = AnySchedule::new(collective, algorithm, ranks, 0).unwrap();
         let mut window = Window::default();
-        window.restart();
+        window.restart(0);
         window.slide(&schedule, rank);
         (schedule, window)
     }

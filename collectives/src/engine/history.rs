@@ -135,8 +135,8 @@ mod tests {
     fn pair(calls: u32, other: &[u32]) -> (Group, Group) {
         let (mut a, mut b) = (group(), group());
         for n in 0..calls {
-            a.number(broadcast(0), None);
-            b.number(broadcast(u32::from(other.contains(&n))), None);
+            a.numbers.take(broadcast(0), None);
+            b.numbers.take(broadcast(u32::from(other.contains(&n))), None);
         }
         (a, b)
     }

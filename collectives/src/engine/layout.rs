@@ -85,6 +85,12 @@ impl Layout {
         }
     }
 
+    /// Whether it is one slice, of parts of the caller's one buffer or of nothing, without copies before or after.
+    pub(super) fn is_one_run(&self) -> bool {
+        let one = matches!(self.low, Area::Parts { place, .. } if place == INPUT || self.elements == 0);
+        one && self.slices == 1 && self.split == u32::MAX && self.before.is_none() && self.after.is_none()
+    }
+
     /// Where `span` of a slice lies. A span never crosses `split`.
     #[inline]
     pub(super) fn locate(&self, span: Span, slice: u32, lane: usize) -> Spot {

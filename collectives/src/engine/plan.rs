@@ -9,7 +9,8 @@ use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::slice::{Share, share, widest_message, widest_reduce};
 use crate::reduce::ReduceOp;
 use crate::schedule::{
-    Algorithm, Arranged, Arrangement, Choice, Collective, Rank, Schedule, Span, Step, choose as cheapest,
+    Algorithm, Arranged, Arrangement, Choice, Collective, Costs, Rank, Schedule, Span, Step,
+    choose as cheapest,
 };
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Caps;
@@ -100,14 +101,16 @@ pub(super) struct Plan {
     /// Bytes of one scratch slot, and slots per lane.
     pub(super) slot_bytes: usize,
     pub(super) slots: usize,
+    /// Whether it can be run at once: a few small messages, within the caller's one buffer.
+    pub(super) at_once: bool,
 }
 
 impl Plan {
-    /// Plans `request` for `rank` of `group`.
+    /// Plans `request` for `rank` of a group, whose links cost so much.
     pub(super) fn new(
         request: &Request,
         rank: Rank,
-        group: &Arrangement,
+        group: (&Arrangement, &Costs),
         options: &EngineOptions,
         caps: &Caps,
     ) -> Result<Plan, InvalidCall> {
@@ -141,6 +144,7 @@ impl Plan {
             work_bytes: 0,
             slot_bytes: 0,
             slots: 0,
+            at_once: false,
         }
     }
 
@@ -148,14 +152,14 @@ impl Plan {
         collective: Collective,
         request: &Request,
         rank: Rank,
-        group: &Arrangement,
+        group: (&Arrangement, &Costs),
         element_bytes: usize,
         options: &EngineOptions,
         caps: &Caps,
     ) -> Result<Plan, InvalidCall> {
         let (choice, schedule) = choose(collective, request, group, element_bytes, options)?;
         let (mut layout, pieces) =
-            arrange(collective, request, rank, group.ranks(), element_bytes, &schedule);
+            arrange(collective, request, rank, group.0.ranks(), element_bytes, &schedule);
         let widest = widest_message(schedule.among_positions());
         let wanted = options.slice_bytes.unwrap_or(usize::try_from(choice.slice_bytes).unwrap_or(usize::MAX));
         let limit = longest(caps, element_bytes);
@@ -185,6 +189,7 @@ impl Plan {
             work_bytes: 0,
             slot_bytes: 0,
             slots: 0,
+            at_once: longest_bytes <= caps.eager_bytes && layout.is_one_run(),
         };
         plan.size_memory(collective, rank, &schedule);
         Ok(plan)
@@ -238,7 +243,7 @@ impl Layout {
 fn choose(
     collective: Collective,
     request: &Request,
-    group: &Arrangement,
+    (group, costs): (&Arrangement, &Costs),
     element_bytes: usize,
     options: &EngineOptions,
 ) -> Result<(Choice, Arranged), InvalidCall> {
@@ -250,7 +255,7 @@ fn choose(
         _ => request.count.saturating_mul(ranks as usize),
     };
     let bytes = bytes.saturating_mul(element_bytes) as u64;
-    let choice = cheapest(collective, group, bytes, &options.costs, options.algorithm);
+    let choice = cheapest(collective, group, bytes, costs, options.algorithm);
     let found = choice.and_then(|c| c.schedule(collective, group, request.root).map(|s| (c, s)));
     found.ok_or(InvalidCall::NoSuchRank { what: "root", rank: request.root, size: ranks })
 }

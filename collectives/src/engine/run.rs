@@ -6,6 +6,8 @@
 //! - **R2** Of `n` lanes, lane `l` runs slices `l`, `l + n`, `l + 2n`, ..., one at a time. Slice `s` has the tag of lane
 //!   `s` modulo the plan's lanes, also where a narrow run has only one: messages of a tag have the same order on all
 //!   ranks.
+//! - **R4** The message of a `Reduce` that no hazard holds up is combined where it lies, if the transport lets it be seen
+//!   there. Until it has come its receive stays unposted, and it is looked for whenever a poll has moved something.
 //! - **R3** A step whose post was refused as `Full` stays unposted, and holds up only what must not overtake it (H2).
 
 #![forbid(unsafe_code)]
@@ -20,7 +22,7 @@ use super::traffic::Traffic;
 use crate::reduce::Kernels;
 use crate::schedule::{Rank, Span, Step};
 use ringway_dataplane::memory::{Lease, LendError, Region};
-use ringway_dataplane::transport::{Cause, Op, OpId, Peer, PostError, Stamp, Tag, Transport};
+use ringway_dataplane::transport::{Cause, Found, Op, OpId, Peer, PostError, Stamp, Tag, Transport};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -65,9 +67,9 @@ pub(super) struct Io<'a> {
 
 impl Io<'_> {
     /// Counts a message that went at once: no completion tells of it.
-    fn sent(&mut self, to: Peer, bytes: u64) {
-        if self.traffic.count(to, true, bytes) {
-            self.recorder.happens(Befell::Reached, None, Some(to), "");
+    pub(super) fn exchanged(&mut self, with: Peer, sends: bool, bytes: u64) {
+        if self.traffic.count(with, sends, bytes) {
+            self.recorder.happens(Befell::Reached, None, Some(with), "");
         }
     }
 }
@@ -148,6 +150,8 @@ pub(super) struct Run {
     pub(super) stalled: bool,
     /// Transport depth that the run holds while it is active.
     pub(super) depth_taken: u32,
+    /// The step that the first slice begins at: those before it were made at once.
+    pub(super) first_step: u32,
     width: Width,
     /// Sends and receives that the transport holds.
     sending: u32,
@@ -155,6 +159,8 @@ pub(super) struct Run {
     stamp: Stamp,
     lanes: Vec<Lane>,
     dirty: u32,
+    /// Lanes with a step that is looked for (R4).
+    looking: u32,
     unfinished: u32,
     pub(super) posted: u32,
 }
@@ -185,12 +191,14 @@ impl Run {
             withdrawn: None,
             stalled: false,
             depth_taken: 0,
+            first_step: 0,
             width: Width::Full,
             sending: 0,
             receiving: 0,
             stamp: Stamp::default(),
             lanes: Vec::new(),
             dirty: 0,
+            looking: 0,
             unfinished: 0,
             posted: 0,
         }
@@ -207,7 +215,7 @@ impl Run {
             self.lanes.resize_with(lanes, Lane::default);
         }
         self.unfinished = self.plan.layout.slices;
-        self.dirty = 0;
+        (self.dirty, self.looking) = (0, 0);
         (0..lanes).try_for_each(|lane| self.take_slice(lane, lane as u32))
     }
 
@@ -230,7 +238,7 @@ impl Run {
         }
         l.slice = slice;
         l.free = (1u32 << self.plan.slots) - 1;
-        l.window.restart();
+        l.window.restart(if slice == 0 { self.first_step } else { 0 });
         self.dirty |= 1 << lane;
         match self.plan.layout.before {
             Some(copy) => self.copy(copy, slice, lane),
@@ -286,6 +294,12 @@ impl Run {
         }
     }
 
+    /// R4: something has come.
+    #[inline]
+    pub(super) fn look_again(&mut self) {
+        self.dirty |= std::mem::take(&mut self.looking);
+    }
+
     /// Posts and combines what can be. Stops after [`COMBINE_BYTES`] of combining, to be called again. Returns whether
     /// the call is over.
     pub(super) fn advance(&mut self, io: &mut Io<'_>) -> Result<bool, Fault> {
@@ -335,14 +349,61 @@ impl Run {
         self.width == Width::Narrow && (busy || self.lanes[lane].window.passes(number, step))
     }
 
+    /// Tag and stamp of a lane's slice.
+    fn names(&self, lane: usize) -> (Tag, Stamp) {
+        let slice = self.lanes[lane].slice;
+        let tag = Tag { group: self.tag.group, lane: self.tag.lane + slice % self.plan.lanes };
+        (tag, slice_stamp(&self.stamp, if self.stamp == Stamp::default() { 0 } else { slice }))
+    }
+
+    /// R4: combines the message of a `Reduce` where it lies.
+    fn combine_there(
+        &mut self,
+        lane: usize,
+        number: u32,
+        step: Step,
+        io: &mut Io<'_>,
+    ) -> Result<Found, Fault> {
+        let ((tag, stamp), rank) = (self.names(lane), step.peer());
+        let spot = self.plan.layout.locate(step.span(), self.lanes[lane].slice, lane);
+        let (Some(op), Some(dtype)) = (self.request.op, self.request.dtype) else { return Ok(Found::Other) };
+        let Some(region) = self.regions[spot.place].as_mut() else { return Ok(Found::Other) };
+        let broken = |evidence: String| Fault::Broken { rank, evidence };
+        let acc = region.bytes_mut(spot.bytes).map_err(|e| broken(e.to_string()))?;
+        let (kernels, len, mut combined) = (io.kernels, acc.len(), Ok(()));
+        let mut take = |bytes: &[u8]| combined = kernels.combine(op, dtype, acc, bytes);
+        let peer = io.peers[rank as usize];
+        let found = io.transport.take_now(peer, tag, (&stamp, len), 0, &mut take);
+        combined.map_err(|e| broken(e.to_string()))?;
+        if found == Found::Message {
+            io.exchanged(peer, false, len as u64);
+            io.recorder.message(self.record);
+            let (window, place) = (&mut self.lanes[lane].window, Window::place(number));
+            window.set_posted(place);
+            window.set_completed(place);
+            window.set_combined(place);
+            self.moved = true;
+        }
+        Ok(found)
+    }
+
     /// Posts a step. Returns whether it is over already.
     fn post(&mut self, lane: usize, number: u32, step: Step, io: &mut Io<'_>) -> Result<bool, Fault> {
+        if matches!(step, Step::Reduce { .. }) && self.lanes[lane].window.is_clear(number) {
+            match self.combine_there(lane, number, step, io)? {
+                Found::Message => return Ok(true),
+                Found::Nothing | Found::Behind => {
+                    self.looking |= 1 << lane;
+                    return Ok(false);
+                }
+                Found::Other => {}
+            }
+        }
         let place = Window::place(number);
+        let (tag, stamp) = self.names(lane);
         let l = &mut self.lanes[lane];
         let rank = step.peer();
         let peer = io.peers[rank as usize];
-        let tag = Tag { group: self.tag.group, lane: self.tag.lane + l.slice % self.plan.lanes };
-        let stamp = slice_stamp(&self.stamp, if self.stamp == Stamp::default() { 0 } else { l.slice });
         let spot = self.plan.layout.locate(step.span(), l.slice, lane);
         let lent = |e: LendError| Fault::Broken { rank, evidence: e.to_string() };
         let missing = || Fault::Broken { rank, evidence: "a step names memory that the call has not".into() };
@@ -351,7 +412,7 @@ impl Run {
                 let region = self.regions[spot.place].as_mut().ok_or_else(missing)?;
                 let bytes = region.bytes(spot.bytes.clone()).map_err(lent)?;
                 if io.transport.send_now(peer, tag, &stamp, bytes) {
-                    io.sent(peer, bytes.len() as u64);
+                    io.exchanged(peer, true, bytes.len() as u64);
                     l.window.set_posted(place);
                     l.window.set_completed(place);
                     self.moved = true;

@@ -5,7 +5,8 @@
 //! calls are under way and nobody else does, and hands over to any caller at once.
 //!
 //! - **D1** Nobody sleeps with the lock held. Who changes something while the driver sleeps wakes it.
-//! - **D2** A driver that keeps polling lets go of the lock whenever somebody waits for it.
+//! - **D2** A driver that keeps polling lets go of the lock whenever somebody waits for it. A call at once, which does not
+//!   drive, goes on as one that does.
 //! - **D3** Whoever stops driving tells those who follow, so that one of them takes over.
 //! - **D4** No foreign code runs with the lock held, but for [`OnFailure`](super::OnFailure).
 
@@ -14,7 +15,8 @@
 use super::core::{CallRegions, Core, Driver, Failure};
 use super::flight::{Flight, WriteDown};
 use super::run::Phase;
-use ringway_dataplane::fabric::{Pause, Spin, sleep_on};
+use super::straight::Patience;
+use ringway_dataplane::fabric::{Glance, Pause, Spin, sleep_on};
 use ringway_dataplane::transport::{Cause, Peer, Waker};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -44,6 +46,7 @@ pub(super) struct Shared {
     waker: Waker,
     sleep_fd: Option<OwnedFd>,
     spin: Spin,
+    glance: Glance,
     owners: AtomicUsize,
     /// Held while the flight record is written down, so that whoever fails of the same death waits until it is.
     writing: Mutex<()>,
@@ -67,6 +70,7 @@ impl Shared {
             waker,
             sleep_fd,
             spin,
+            glance: spin.glance(),
             owners: AtomicUsize::new(0),
             writing: Mutex::new(()),
         })
@@ -90,6 +94,12 @@ impl Shared {
             self.changed.notify_all();
         }
         core
+    }
+
+    /// How a call at once waits.
+    #[inline]
+    pub(super) fn patience(&self) -> Patience<'_> {
+        Patience { glance: self.glance, contenders: &self.contenders }
     }
 
     /// D1: after a change that the driver must see.

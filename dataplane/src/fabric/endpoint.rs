@@ -13,7 +13,7 @@ use super::route::{MAX_OFFERS, Offer, Offers, Policy, Withheld, order, read_offe
 use super::why::Record;
 use crate::memory::{ForeignBytes, ReadLease, Region, RegionId};
 use crate::transport::{
-    Address, Caps, Cause, ConnectError, Copies, Event, Note, Op, OpId, Peer, PostError, RegionKey,
+    Address, Caps, Cause, ConnectError, Copies, Event, Found, Note, Op, OpId, Peer, PostError, RegionKey,
     RegisterError, Sight, Stamp, Tag, Transport, Waker,
 };
 use rustix::event::epoll;
@@ -338,6 +338,17 @@ impl Transport for Endpoint {
         self.way(to).is_some_and(|way| way.send_now(to, tag, stamp, bytes))
     }
 
+    fn take_now(
+        &mut self,
+        from: Peer,
+        tag: Tag,
+        expected: (&Stamp, usize),
+        looks: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        self.way(from).map_or(Found::Other, |way| way.take_now(from, tag, expected, looks, take))
+    }
+
     fn cancel(&mut self, id: OpId) {
         self.ways.iter_mut().for_each(|w| w.transport.cancel(id));
     }
@@ -352,6 +363,10 @@ impl Transport for Endpoint {
 
     fn view(&mut self, from: Peer, sight: Sight) -> Option<ForeignBytes> {
         self.way(from)?.view(from, sight)
+    }
+
+    fn shares_memory(&self, with: Peer) -> bool {
+        self.route(with).is_some_and(|way| self.ways[way].transport.shares_memory(with))
     }
 
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {

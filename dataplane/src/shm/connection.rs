@@ -8,8 +8,9 @@ use super::registration::{Read, place_of};
 use super::segment::{self, Inlet, Outlet, RING_BYTES};
 use super::wire::{self, PLACE_BYTES};
 use crate::memory::ForeignBytes;
-use crate::transport::matching::{Frame, Kind, Matcher, Retired, SlotId};
-use crate::transport::{Cause, CauseKind, Event, Note, Peer, Sight};
+use crate::transport::matching::header::{self, Whole};
+use crate::transport::matching::{Frame, Kind, Matcher, Parked, Place, Retired, SlotId};
+use crate::transport::{Cause, CauseKind, Event, Found, Note, Peer, Sight, Stamp, Tag};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
@@ -257,9 +258,110 @@ impl Connection {
     }
 
     /// Sends a small message, for which there is room.
-    pub(super) fn send_now(&mut self, frame: &Frame, bytes: &[u8]) {
-        self.out.push(&wire::encode(frame).0, bytes);
+    pub(super) fn send_now(&mut self, head: &Whole<'_>, bytes: &[u8]) {
+        let mut header = [0; wire::HEADER_BYTES];
+        header::write_eager(head, 0, &mut header);
+        self.out.push(&header, bytes);
         self.ring();
+    }
+
+    /// Takes a message that is expected and has come, or comes within `looks` looks: a small one straight out of the queue, a
+    /// large one out of the peer's blocks. What is not just so is left to a poll, which finds out what it is.
+    pub(super) fn take_now(
+        &mut self,
+        matcher: &mut Matcher,
+        tag: Tag,
+        (stamp, length): (&Stamp, usize),
+        looks: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        let expected = (tag.to_u64(), stamp, length);
+        match matcher.take_parked(expected, take) {
+            Parked::Nothing => {}
+            Parked::Taken => return Found::Message,
+            Parked::Other => return Found::Other,
+            Parked::Shown { place } => return self.take_shown(matcher, expected, &place, None, take),
+        }
+        let mut left = looks;
+        let header = loop {
+            match self.into.header() {
+                Ok(Some(header)) => break header,
+                Ok(None) if left > 0 => left -= 1,
+                Ok(None) => return Found::Nothing,
+                Err(_) => return Found::Other,
+            }
+        };
+        let Some(head) = header::read_eager(&header).filter(|_| header[1] == 0) else {
+            return self.take_announced(matcher, expected, &header, take);
+        };
+        if head.tag != expected.0 {
+            return Found::Behind;
+        }
+        if self.into.check(length).is_err() || !matcher.take_unposted(&head, expected) {
+            return Found::Other;
+        }
+        take(self.into.lend(length));
+        self.taken(length);
+        Found::Message
+    }
+
+    /// As [`Self::take_now`], of what begins with this header if it is no small message.
+    fn take_announced(
+        &mut self,
+        matcher: &mut Matcher,
+        expected: (u64, &Stamp, usize),
+        header: &[u8; wire::HEADER_BYTES],
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        let Ok((mut frame, PLACE_BYTES)) = wire::decode(header) else { return Found::Behind };
+        if frame.kind != Kind::Rts || frame.tag != expected.0 {
+            return Found::Behind;
+        }
+        if self.into.check(PLACE_BYTES).is_err() {
+            return Found::Other;
+        }
+        let mut place = [0; PLACE_BYTES];
+        self.into.payload(&mut place);
+        frame.place = wire::decode_place(&place);
+        if !matcher.is_next_shown(&frame, expected) {
+            return Found::Other;
+        }
+        let found = self.take_shown(matcher, expected, &frame.place, Some(&frame), take);
+        if found == Found::Message {
+            self.taken(PLACE_BYTES);
+        }
+        found
+    }
+
+    /// Takes what the peer shows at this place.
+    fn take_shown(
+        &mut self,
+        matcher: &mut Matcher,
+        (tag, _, length): (u64, &Stamp, usize),
+        place: &Place,
+        announcement: Option<&Frame>,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        let Some(bytes) = self.other.shown(place, length) else { return Found::Other };
+        take(bytes);
+        // The peer may have ended meanwhile, and what was read be no longer what it sent.
+        if self.into.is_closed() {
+            self.ended = true;
+            return Found::Other;
+        }
+        matcher.took_shown(tag, announcement);
+        Found::Message
+    }
+
+    /// A record was taken, which [`Inlet::check`] has found whole.
+    fn taken(&mut self, payload: usize) {
+        self.records += 1;
+        let advanced = self.into.advance(payload);
+        debug_assert_eq!(advanced, Ok(()));
+        // Who waits for room waits for most of the queue, so small messages are given back together.
+        if self.into.unreleased() >= RELEASE_BYTES && self.into.release() {
+            self.ring();
+        }
     }
 
     /// Before a sleep: asks to be roused for room if some is missing.

@@ -55,6 +55,14 @@ impl Other {
         }
     }
 
+    /// What is shown at `place`, where it lies, if it is in blocks that are mapped here.
+    pub(super) fn shown(&self, place: &Place, bytes: usize) -> Option<&[u8]> {
+        match (place.keys, &self.window) {
+            ([IN_BLOCKS, ..], Ok(window)) => window.lend(place.address, bytes),
+            _ => None,
+        }
+    }
+
     /// How large messages come from this peer, in words.
     pub(super) fn ways(&self) -> String {
         let blocks = match &self.window {

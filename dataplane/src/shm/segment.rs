@@ -246,6 +246,19 @@ impl Inlet {
         self.copy(HEADER_BYTES, into);
     }
 
+    /// The record's payload where it lies, which [`Self::check`] has found. The peer may change it: what is decided by it is
+    /// decided once.
+    ///
+    /// # Panics
+    /// When it is more than a ring holds.
+    pub(super) fn lend(&self, payload: usize) -> &[u8] {
+        assert!(record_bytes(payload) <= RING_BYTES, "a payload of {payload} bytes");
+        let at = self.ring.at(self.end.position() + HEADER_BYTES as u64);
+        // SAFETY: from any position a whole ring is mapped in a row; the bytes are published, and not given back while this
+        // is borrowed (Q1). A peer that breaks the rules spoils what is read, and nothing else: all bits are valid.
+        unsafe { std::slice::from_raw_parts(at, payload) }
+    }
+
     /// The record is read.
     pub(super) fn advance(&mut self, payload: usize) -> Result<(), Corrupt> {
         self.end.advance(record_bytes(payload) as u64)
@@ -326,6 +339,16 @@ impl Window {
     fn find(&self, offset: u64, bytes: usize) -> Option<usize> {
         let at = usize::try_from(offset).ok()?;
         (at <= self.range.len && bytes <= self.range.len - at).then_some(at)
+    }
+
+    /// Bytes where they lie; `None`: they are not all in it. The peer may change them: what is decided by them is decided
+    /// once.
+    pub(super) fn lend(&self, offset: u64, bytes: usize) -> Option<&[u8]> {
+        let at = self.find(offset, bytes)?;
+        // SAFETY: within the mapping, which `self` keeps and whose file is sealed in its length. The sender leaves the bytes
+        // alone until it hears that they are read; one that does not spoils what is read, and nothing else: all bits are
+        // valid.
+        unsafe { Some(std::slice::from_raw_parts(self.range.base.as_ptr().add(at), bytes)) }
     }
 
     /// Copies bytes out. `false`: they are not all in it.

@@ -8,7 +8,9 @@ use super::wire::{self, Greeting, Identity, Refusal};
 use super::{Config, ShmTransport};
 use crate::memory::{Pool, Region, SharedBytes, UniqueBytes, with_borrowed};
 use crate::transport::matching::{Frame, Kind};
-use crate::transport::{CauseKind, Completion, Event, Note, Op, OpError, OpId, Peer, Stamp, Tag, Transport};
+use crate::transport::{
+    CauseKind, Completion, Event, Found, Note, Op, OpError, OpId, Peer, Stamp, Tag, Transport,
+};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -90,6 +92,40 @@ fn each_way_of_large_messages_is_what_why_and_copies_say() {
         let by_sender = if map_blocks || attached { (0, all) } else { (all, 0) };
         assert_eq!((sent.copied_bytes, sent.placed_bytes), by_sender, "{why}");
     }
+}
+
+#[test]
+fn a_small_message_is_taken_out_of_the_queue_where_it_is_next() {
+    let [mut a, mut b] = pair(config);
+    let (stamp, other) = (Stamp([1; 24]), Tag { lane: 4, ..TAG });
+    a.note(Peer(1), &Note::new(b"dial").unwrap()).unwrap();
+    assert!(matches!(events(&mut [&mut a, &mut b], 1)[..], [(1, Event::Note { .. })]));
+    let mut got = Vec::new();
+    let mut look = |b: &mut ShmTransport, tag, stamp: &Stamp, len| {
+        b.take_now(Peer(0), tag, (stamp, len), 3, &mut |bytes| got.push(bytes.to_vec()))
+    };
+    assert_eq!(look(&mut b, TAG, &stamp, 100), Found::Nothing);
+    assert!(a.send_now(Peer(1), TAG, &stamp, &[5; 100]));
+    assert_eq!(look(&mut b, other, &stamp, 100), Found::Behind);
+    assert_eq!(look(&mut b, TAG, &Stamp([2; 24]), 100), Found::Other);
+    assert_eq!(look(&mut b, TAG, &stamp, 99), Found::Other);
+    assert_eq!(look(&mut b, TAG, &stamp, 100), Found::Message);
+    // What a poll has parked is found too.
+    assert!(a.send_now(Peer(1), other, &stamp, &[5; 100]) && b.poll(&mut Vec::new()));
+    assert_eq!(look(&mut b, other, &stamp, 100), Found::Message);
+    // Many of them, over more than a ring, in both directions; room comes back without a poll.
+    assert_eq!(look(&mut b, TAG, &stamp, 1000), Found::Nothing);
+    for round in 0..2000 {
+        let content = [round as u8; 1000];
+        assert!(a.send_now(Peer(1), TAG, &stamp, &content), "round {round}");
+        assert_eq!(look(&mut b, TAG, &stamp, 1000), Found::Message, "round {round}");
+        assert!(b.send_now(Peer(0), TAG, &stamp, &content), "round {round}");
+        let mut back = 0;
+        let found = a.take_now(Peer(1), TAG, (&stamp, 1000), 3, &mut |bytes| back += bytes.len());
+        assert_eq!((found, back), (Found::Message, 1000), "round {round}");
+    }
+    assert_eq!((got.len(), got[0].as_slice(), got[1].as_slice()), (2002, &[5; 100][..], &[5; 100][..]));
+    assert!(got[2..].iter().enumerate().all(|(round, bytes)| *bytes == [round as u8; 1000]));
 }
 
 #[test]

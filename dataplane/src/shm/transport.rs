@@ -13,7 +13,7 @@ use crate::memory::shared::ALIGN;
 use crate::memory::{ForeignBytes, ReadLease, Region, RegionId, place_in_arena};
 use crate::transport::matching::{Matcher, Retired};
 use crate::transport::{
-    Address, Caps, Cause, CauseKind, Completion, ConnectError, Copies, Event, Note, Op, OpId, Peer,
+    Address, Caps, Cause, CauseKind, Completion, ConnectError, Copies, Event, Found, Note, Op, OpId, Peer,
     PostError, RegionKey, RegisterError, Sight, Stamp, Tag, Transport, Waker,
 };
 use std::collections::VecDeque;
@@ -317,7 +317,7 @@ impl ShmTransport {
             return false;
         }
         let Some(head) = matcher.eager_now(tag, stamp, bytes.len() as u64) else { return false };
-        connection.send_now(&head.frame(), bytes);
+        connection.send_now(&head, bytes);
         *at_once_bytes += bytes.len() as u64;
         true
     }
@@ -505,12 +505,41 @@ impl Transport for ShmTransport {
         Some(Sight { offset, bytes: bytes.len() as u64 })
     }
 
+    fn take_now(
+        &mut self,
+        from: Peer,
+        tag: Tag,
+        expected: (&Stamp, usize),
+        looks: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        if self.must_look || self.sleeper.is_down() || !self.done.is_empty() {
+            return Found::Other;
+        }
+        let Some(at) = self.link_of(from.0) else { return Found::Other };
+        let Some(Channel { matcher, way: Way::Up(connection), .. }) =
+            self.links[at as usize].channel.as_deref_mut()
+        else {
+            return Found::Other;
+        };
+        let found = connection.take_now(matcher, tag, expected, looks, take);
+        // The owner of memory that was read waits to hear of it.
+        if found == Found::Message && matcher.has_output() {
+            self.fill(at);
+        }
+        found
+    }
+
     fn view(&mut self, from: Peer, sight: Sight) -> Option<ForeignBytes> {
         let link = &self.links[self.link_of(from.0)? as usize];
         let Way::Up(connection) = &link.channel.as_ref()?.way else { return None };
         let seen = connection.view(sight)?;
         self.past.placed_bytes += sight.bytes;
         Some(seen)
+    }
+
+    fn shares_memory(&self, with: Peer) -> bool {
+        self.link_of(with.0).is_some()
     }
 
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {

@@ -9,7 +9,8 @@
 //! - **T4** Posting a send never waits for receives to be posted on this side, and the other way round: credit for
 //!   the one does not depend on the other.
 //! - **T5** It works with no eager buffer: a send may finish only when matched. With one, a send of up to
-//!   `eager_bytes` may finish before. One that goes at once (`send_now`) is one that was posted and has finished.
+//!   `eager_bytes` may finish before. One that goes at once (`send_now`) is one that was posted and has finished,
+//!   and one that is taken at once (`take_now`) is a receive that was posted and has finished.
 //! - **T6** When a peer is lost, all its pending operations complete with `PeerLost`, then `Event::Lost` comes once,
 //!   and later posts answer `Gone`. Other peers are not affected.
 //! - **T7** After `cancel`, the operation completes without waiting for the peer: as `Cancelled`, or as it had
@@ -111,6 +112,19 @@ pub struct Sight {
     pub bytes: u64,
 }
 
+/// What [`Transport::take_now`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The message: its bytes were handed over, and the receive is over.
+    Message,
+    /// Nothing has come yet. It may be looked for again, or a receive be posted.
+    Nothing,
+    /// Something else has come before it. It may be looked for again after a poll, or a receive be posted.
+    Behind,
+    /// Something that only a posted receive and a poll find out about.
+    Other,
+}
+
 /// One way of moving bytes to a set of peers. One thread uses it at a time; it may move between threads.
 pub trait Transport: Send {
     /// What it can do.
@@ -152,6 +166,23 @@ pub trait Transport: Send {
         false
     }
 
+    /// Takes the next message of `from` on `tag` where it has come, or comes within `looks` looks, and has this stamp and
+    /// length: `take` is called once, with its bytes, and it was received (T2). They may lie in memory that the peer can
+    /// change: what is decided by them is decided once. Should the peer be lost meanwhile, `take` may have been called and
+    /// the message not been received; a receive that is posted then fails. Otherwise nothing happened.
+    /// Costs less than a post, its lease and its completion, and a copy less, where a transport has it at all.
+    fn take_now(
+        &mut self,
+        from: Peer,
+        tag: Tag,
+        expected: (&Stamp, usize),
+        looks: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        let _ = (from, tag, expected, looks, take);
+        Found::Other
+    }
+
     /// Withdraws an operation (T7). Unknown and finished ids are ignored. The completion comes from `poll`.
     fn cancel(&mut self, id: OpId);
 
@@ -170,6 +201,12 @@ pub trait Transport: Send {
     /// The bytes that `from` shows there, or `None` where they cannot be seen.
     fn view(&mut self, _from: Peer, _sight: Sight) -> Option<ForeignBytes> {
         None
+    }
+
+    /// Whether large messages with this peer, which was introduced, are read where they lie, at the speed of memory. Both
+    /// sides say the same.
+    fn shares_memory(&self, _with: Peer) -> bool {
+        false
     }
 
     /// Moves bytes, and appends what happened to `out`. Returns whether anything moved at all (bytes or events), so
@@ -247,6 +284,17 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
         (**self).send_now(to, tag, stamp, bytes)
     }
 
+    fn take_now(
+        &mut self,
+        from: Peer,
+        tag: Tag,
+        expected: (&Stamp, usize),
+        looks: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        (**self).take_now(from, tag, expected, looks, take)
+    }
+
     fn cancel(&mut self, id: OpId) {
         (**self).cancel(id);
     }
@@ -261,6 +309,10 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
 
     fn view(&mut self, from: Peer, sight: Sight) -> Option<ForeignBytes> {
         (**self).view(from, sight)
+    }
+
+    fn shares_memory(&self, with: Peer) -> bool {
+        (**self).shares_memory(with)
     }
 
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {

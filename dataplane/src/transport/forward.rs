@@ -56,6 +56,21 @@ macro_rules! forward {
             self.$inner.send_now(to, tag, stamp, bytes)
         }
     };
+    (@take_now $inner:tt) => {
+        fn take_now(
+            &mut self,
+            from: crate::transport::Peer,
+            tag: crate::transport::Tag,
+            expected: (&crate::transport::Stamp, usize),
+            looks: u32,
+            take: &mut dyn FnMut(&[u8]),
+        ) -> crate::transport::Found {
+            self.$inner.take_now(from, tag, expected, looks, take)
+        }
+    };
+    (@shares_memory $inner:tt) => {
+        fn shares_memory(&self, with: crate::transport::Peer) -> bool { self.$inner.shares_memory(with) }
+    };
     (@cancel $inner:tt) => {
         fn cancel(&mut self, id: crate::transport::OpId) { self.$inner.cancel(id); }
     };

@@ -40,7 +40,7 @@ mod slots;
 mod tests;
 mod violation;
 
-pub use inbound::{Body, Incoming};
+pub use inbound::{Body, Incoming, Parked};
 pub use outbound::Payload;
 pub use pull::Pull;
 pub use retired::Retired;

@@ -28,7 +28,7 @@ pub mod wake;
 pub use authentication::{Key, Keyring};
 pub use caps::Caps;
 pub use complaints::Complaints;
-pub use contract::{Address, ConnectError, Copies, RegionKey, RegisterError, Sight, Transport};
+pub use contract::{Address, ConnectError, Copies, Found, RegionKey, RegisterError, Sight, Transport};
 pub use fault::{After, Fault, FaultHandle, FaultPlan, Faulty};
 pub use loopback::{Hub, Loopback, LoopbackConfig};
 pub use named::Named;

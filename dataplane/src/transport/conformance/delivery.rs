@@ -3,7 +3,7 @@
 use super::field::{At, Field, UNTOUCHED, pattern, stamp, tag};
 use super::{MODES, Mode, Rig, Skip};
 use crate::transport::seed::Seeded;
-use crate::transport::{OpError, Tag};
+use crate::transport::{Found, OpError, Tag};
 
 /// T2, T3, T5: 0, 1, odd, around the eager limit, several MiB; both directions at once, either side first.
 pub(super) fn every_size_arrives_whole(rig: &mut dyn Rig, mode: Mode) -> Result<(), Skip> {
@@ -70,7 +70,8 @@ pub(super) fn the_kth_send_matches_the_kth_receive(rig: &mut dyn Rig, mode: Mode
     Ok(())
 }
 
-/// T2, T5: messages that go at once and messages that are posted keep their order on one tag, whichever side is ahead.
+/// T2, T5: messages that go or are taken at once and messages that are posted keep their order on one tag, whichever side
+/// is ahead.
 pub(super) fn what_goes_at_once_keeps_its_place(rig: &mut dyn Rig, mode: Mode) -> Result<(), Skip> {
     let mut at_once = 0;
     for seed in 0..8 {
@@ -81,8 +82,9 @@ pub(super) fn what_goes_at_once_keeps_its_place(rig: &mut dyn Rig, mode: Mode) -
         let len =
             |random: &mut Seeded| if random.once_in(6) { eager + 1 } else { random.below(200) } as usize;
         let contents: Vec<Vec<u8>> = (0..40).map(|k| pattern(seed * 100 + k, len(&mut random))).collect();
-        let (mut sent, mut sends, mut receives) = (0, Vec::new(), Vec::new());
-        while sent < contents.len() || receives.len() < contents.len() {
+        let (mut sent, mut received) = (0, 0);
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        while sent < contents.len() || received < contents.len() {
             if random.once_in(2)
                 && let Some(content) = contents.get(sent)
             {
@@ -93,10 +95,17 @@ pub(super) fn what_goes_at_once_keeps_its_place(rig: &mut dyn Rig, mode: Mode) -
                     sends.push((0, id));
                     sent += 1;
                 }
-            } else if let Some(content) = contents.get(receives.len())
-                && let Ok(id) = f.try_recv((1, 0), tag(3), stamp(0), content.len())
-            {
-                receives.push((1, id));
+            } else if let Some(content) = contents.get(received) {
+                let len = content.len();
+                if random.once_in(2)
+                    && let (Found::Message, Some(got)) = f.take_now((1, 0), tag(3), len)
+                {
+                    assert!(got == *content, "T2: message {received} {}", f.at());
+                    received += 1;
+                } else if let Ok(id) = f.try_recv((1, 0), tag(3), stamp(0), len) {
+                    receives.push(((1, id), content));
+                    received += 1;
+                }
             }
             if random.once_in(3) {
                 f.poll();
@@ -104,15 +113,29 @@ pub(super) fn what_goes_at_once_keeps_its_place(rig: &mut dyn Rig, mode: Mode) -
             f.in_time("T4", "every operation to be taken");
         }
         f.succeed("T2", &sends);
-        f.succeed("T2", &receives);
-        for (at, content) in receives.into_iter().zip(&contents) {
+        f.succeed("T2", &receives.iter().map(|(at, _)| *at).collect::<Vec<_>>());
+        for (at, content) in receives {
             f.check_bytes("T2", at, content);
         }
+        what_is_not_expected_is_not_taken(&mut f);
     }
     match mode.eager && at_once == 0 {
         true => Err(Skip::new("sending at once")),
         false => Ok(()),
     }
+}
+
+/// T3, T5: a message of another length or tag than asked for stays for its receive.
+fn what_is_not_expected_is_not_taken(f: &mut Field) {
+    let content = pattern(7, 24);
+    let sent = f.send((0, 1), tag(4), &content);
+    f.poll();
+    for (other, len) in [(tag(4), 23), (tag(5), 24)] {
+        assert_ne!(f.take_now((1, 0), other, len).0, Found::Message, "T3 {}", f.at());
+    }
+    let at = f.recv((1, 0), tag(4), 24);
+    f.succeed("T5", &[sent, at]);
+    f.check_bytes("T5", at, &content);
 }
 
 /// T2: large and small messages that nobody receives on one tag do not stop another.

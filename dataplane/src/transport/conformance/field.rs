@@ -7,7 +7,8 @@ use super::{DEADLINE, Depth, Mode, Rig, Skip};
 use crate::memory::{Pool, Region};
 use crate::transport::seed::Seeded;
 use crate::transport::{
-    Caps, CauseKind, Completion, Event, Note, Op, OpError, OpId, Peer, PostError, Stamp, Tag, Transport,
+    Caps, CauseKind, Completion, Event, Found, Note, Op, OpError, OpId, Peer, PostError, Stamp, Tag,
+    Transport,
 };
 use std::collections::HashMap;
 use std::time::Instant;
@@ -109,7 +110,7 @@ impl Field {
         assert_eq!(result, Ok(()), "{}", self.at());
     }
 
-    fn at(&self) -> String {
+    pub(super) fn at(&self) -> String {
         format!("[{}{}{}]", self.mode, if self.context.is_empty() { "" } else { ", " }, self.context)
     }
 
@@ -183,6 +184,23 @@ impl Field {
     /// Whether it went at once.
     pub(super) fn send_now(&mut self, (me, to): (usize, usize), tag: Tag, content: &[u8]) -> bool {
         self.member_mut(me).send_now(Peer(to as u32), tag, &stamp(0), content)
+    }
+
+    /// What it found, and the bytes.
+    pub(super) fn take_now(
+        &mut self,
+        (me, from): (usize, usize),
+        tag: Tag,
+        len: usize,
+    ) -> (Found, Option<Vec<u8>>) {
+        let (mut got, stamp) = (None, stamp(0));
+        let mut take = |bytes: &[u8]| {
+            let before = got.replace(bytes.to_vec());
+            assert!(before.is_none(), "T1: handed over twice");
+        };
+        let found = self.member_mut(me).take_now(Peer(from as u32), tag, (&stamp, len), 1, &mut take);
+        assert_eq!(found == Found::Message, got.is_some(), "T5: {found:?} {}", self.at());
+        (found, got)
     }
 
     pub(super) fn try_recv(

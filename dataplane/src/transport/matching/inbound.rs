@@ -2,11 +2,11 @@
 
 use super::header::Whole;
 use super::{
-    Arrived, Cts, Ending, Frame, Key, Kind, MAX_PARKED, Matcher, Out, RecvOp, Retired, SendState, SlotId,
-    Source, Violation, done, keyed, units,
+    Arrived, Cts, Ending, Frame, Key, Kind, MAX_PARKED, Matcher, Out, Place, RecvOp, Retired, SendState,
+    SlotId, Source, Violation, done, keyed, units,
 };
 use crate::memory::{ReadLease, RegionId, WriteLease};
-use crate::transport::op::{Event, OpError, OpId};
+use crate::transport::op::{Event, OpError, OpId, Stamp};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
@@ -42,6 +42,22 @@ pub struct Incoming<'a> {
     pub bytes: &'a mut [u8],
     /// The region that they are of, if a posted receive's.
     pub region: Option<RegionId>,
+}
+
+/// What was parked of a message that is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parked {
+    /// Nothing.
+    Nothing,
+    /// The message: it was taken.
+    Taken,
+    /// Where its sender shows it.
+    Shown {
+        /// In the transport's terms.
+        place: Place,
+    },
+    /// Something else than is expected.
+    Other,
 }
 
 fn twice(frame: &Frame) -> Violation {
@@ -143,6 +159,98 @@ impl Matcher {
             done(events, op.id, Ok(()), op.into);
         }
         true
+    }
+
+    /// Takes a whole message whose receive was never posted, and is over with it, where it is the next on its tag and all as
+    /// it should be. Returns whether it did; otherwise nothing has happened.
+    #[inline]
+    pub fn take_unposted(&mut self, head: &Whole<'_>, (tag, stamp, length): (u64, &Stamp, usize)) -> bool {
+        let Some(agreed) = self.agreed else { return false };
+        let cost = units(head.length);
+        let given_back = u32::from(head.credit);
+        let lawful = self.eager(head.length)
+            && self.outstanding.saturating_add(cost) <= agreed.our_window
+            && given_back <= agreed.their_window - self.credit.min(agreed.their_window);
+        let wanted = head.tag == tag && head.length == length as u64 && *head.stamp == stamp.0;
+        if !lawful || !wanted {
+            return false;
+        }
+        let (_, next) = self.next.entry(tag).or_default();
+        // With a word from the sender already, it is no ordinary message.
+        if *next != head.seq || (!self.arrived.is_empty() && self.arrived.contains_key(&(tag, head.seq))) {
+            return false;
+        }
+        *next = head.seq.wrapping_add(1);
+        self.credit += given_back;
+        // Spent by the peer, and to be given back, at once.
+        self.owed += cost;
+        self.moved.received += head.length;
+        true
+    }
+
+    /// As [`Self::take_unposted`], of a message that a poll has parked.
+    pub fn take_parked(
+        &mut self,
+        (tag, stamp, length): (u64, &Stamp, usize),
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Parked {
+        if self.arrived.is_empty() {
+            return Parked::Nothing;
+        }
+        let key = (tag, self.next.get(&tag).map_or(0, |n| n.1));
+        match self.arrived.get(&key) {
+            None => Parked::Nothing,
+            Some(Arrived::Eager { stamp: theirs, bytes, whole: true, claimed: None })
+                if theirs == stamp && bytes.len() == length =>
+            {
+                take(bytes);
+                if let Some(Arrived::Eager { bytes, .. }) = self.arrived.remove(&key) {
+                    self.unpark(bytes);
+                }
+                self.next.entry(tag).or_default().1 = key.1.wrapping_add(1);
+                Parked::Taken
+            }
+            Some(Arrived::Rts { stamp: theirs, length: bytes, source })
+                if theirs == stamp && *bytes == length as u64 && self.can_pull(source) =>
+            {
+                Parked::Shown { place: source.place }
+            }
+            Some(_) => Parked::Other,
+        }
+    }
+
+    /// Whether this announcement is of the next message on a tag, whose receive was never posted, and all as it should be.
+    pub fn is_next_shown(&self, frame: &Frame, (tag, stamp, length): (u64, &Stamp, usize)) -> bool {
+        let window = self.agreed.map_or(0, |a| a.their_window);
+        let lawful = u32::from(frame.credit) <= window - self.credit.min(window);
+        let source = Source { slot: frame.slot, place: frame.place };
+        let wanted = frame.tag == tag && frame.stamp == *stamp && frame.length == length as u64;
+        let next = self.next.get(&tag).map_or(0, |n| n.1);
+        lawful
+            && wanted
+            && frame.seq == next
+            && self.can_pull(&source)
+            && !self.arrived.contains_key(&(tag, next))
+    }
+
+    /// The next message on a tag was read where its sender shows it: what [`Self::take_parked`] found, or what this
+    /// announcement is of, which [`Self::is_next_shown`].
+    pub fn took_shown(&mut self, tag: u64, announcement: Option<&Frame>) {
+        let (_, next) = self.next.entry(tag).or_default();
+        let key = (tag, *next);
+        *next = key.1.wrapping_add(1);
+        let (slot, length) = match announcement {
+            Some(frame) => {
+                self.credit += u32::from(frame.credit);
+                (frame.slot, frame.length)
+            }
+            None => match self.arrived.remove(&key) {
+                Some(Arrived::Rts { length, source, .. }) => (source.slot, length),
+                _ => return,
+            },
+        };
+        self.moved.received += length;
+        self.say_taken(slot, true);
     }
 
     fn take_credit(&mut self, frame: &Frame) -> Result<(), Violation> {
