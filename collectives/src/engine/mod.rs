@@ -9,7 +9,7 @@
 //!       group, fingerprint                        members, numbered calls, stamps
 //!       recorder, traffic, flight                  what is remembered, and how others look at it
 //!       run, hazard                               one call: slices over lanes, steps and their order
-//!       straight                                  small messages that go at once
+//!       straight                                  small calls and messages that are made at once
 //!       plan, layout, slice                       from arguments to schedule, memory and slices
 //! ```
 //!
