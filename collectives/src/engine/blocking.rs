@@ -54,10 +54,10 @@ impl Communicator {
         let mut core = self.owner.lock();
         let begun = match (&mut input, &output) {
             (Memory::Write(buffer), Memory::Nothing) => {
-                core.collective_at_once(self.index, request, buffer, &self.owner.patience())
+                core.collective_at_once(self.index, request, buffer, self.owner.looks())
             }
             (Memory::Nothing, Memory::Nothing) => {
-                core.collective_at_once(self.index, request, &mut [], &self.owner.patience())
+                core.collective_at_once(self.index, request, &mut [], self.owner.looks())
             }
             _ => AtOnce::NotBegun,
         };

@@ -7,7 +7,8 @@
 //!   `s` modulo the plan's lanes, also where a narrow run has only one: messages of a tag have the same order on all
 //!   ranks.
 //! - **R4** The message of a `Reduce` that no hazard holds up is combined where it lies, if the transport lets it be seen
-//!   there. Until it has come its receive stays unposted, and it is looked for whenever a poll has moved something.
+//!   there. Until a large one has come its receive stays unposted, and it is looked for whenever a poll has moved
+//!   something.
 //! - **R3** A step whose post was refused as `Full` stays unposted, and holds up only what must not overtake it (H2).
 
 #![forbid(unsafe_code)]
@@ -356,6 +357,12 @@ impl Run {
         (tag, slice_stamp(&self.stamp, if self.stamp == Stamp::default() { 0 } else { slice }))
     }
 
+    /// Whether the message of a step waits at its sender.
+    fn is_large(&self, step: Step, lane: usize) -> bool {
+        let bytes = self.plan.layout.locate(step.span(), self.lanes[lane].slice, lane).bytes;
+        bytes.len() as u64 > self.plan.eager_bytes
+    }
+
     /// R4: combines the message of a `Reduce` where it lies.
     fn combine_there(
         &mut self,
@@ -392,11 +399,11 @@ impl Run {
         if matches!(step, Step::Reduce { .. }) && self.lanes[lane].window.is_clear(number) {
             match self.combine_there(lane, number, step, io)? {
                 Found::Message => return Ok(true),
-                Found::Nothing | Found::Behind => {
+                Found::Nothing | Found::Behind if self.is_large(step, lane) => {
                     self.looking |= 1 << lane;
                     return Ok(false);
                 }
-                Found::Other => {}
+                Found::Nothing | Found::Behind | Found::Other => {}
             }
         }
         let place = Window::place(number);

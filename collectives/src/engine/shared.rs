@@ -5,8 +5,7 @@
 //! calls are under way and nobody else does, and hands over to any caller at once.
 //!
 //! - **D1** Nobody sleeps with the lock held. Who changes something while the driver sleeps wakes it.
-//! - **D2** A driver that keeps polling lets go of the lock whenever somebody waits for it. A call at once, which does not
-//!   drive, goes on as one that does.
+//! - **D2** A driver that keeps polling lets go of the lock whenever somebody waits for it.
 //! - **D3** Whoever stops driving tells those who follow, so that one of them takes over.
 //! - **D4** No foreign code runs with the lock held, but for [`OnFailure`](super::OnFailure).
 
@@ -15,8 +14,7 @@
 use super::core::{CallRegions, Core, Driver, Failure};
 use super::flight::{Flight, WriteDown};
 use super::run::Phase;
-use super::straight::Patience;
-use ringway_dataplane::fabric::{Glance, Pause, Spin, sleep_on};
+use ringway_dataplane::fabric::{Pause, Spin, sleep_on};
 use ringway_dataplane::transport::{Cause, Peer, Waker};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -46,7 +44,7 @@ pub(super) struct Shared {
     waker: Waker,
     sleep_fd: Option<OwnedFd>,
     spin: Spin,
-    glance: Glance,
+    looks: u32,
     owners: AtomicUsize,
     /// Held while the flight record is written down, so that whoever fails of the same death waits until it is.
     writing: Mutex<()>,
@@ -70,7 +68,7 @@ impl Shared {
             waker,
             sleep_fd,
             spin,
-            glance: spin.glance(),
+            looks: spin.looks(),
             owners: AtomicUsize::new(0),
             writing: Mutex::new(()),
         })
@@ -96,10 +94,10 @@ impl Shared {
         core
     }
 
-    /// How a call at once waits.
+    /// How often a call at once looks for a message.
     #[inline]
-    pub(super) fn patience(&self) -> Patience<'_> {
-        Patience { glance: self.glance, contenders: &self.contenders }
+    pub(super) fn looks(&self) -> u32 {
+        self.looks
     }
 
     /// D1: after a change that the driver must see.

@@ -5,7 +5,7 @@
 //! its own way, and bits and errors are the same.
 //!
 //! - **A1** Nothing is made at once while another call is under way or somebody drives: no message overtakes another (C2, R3).
-//! - **A2** A call waits at once for no longer than a [`Glance`], and for nothing but the next expected message. Whatever
+//! - **A2** A call waits at once for no longer than a few looks, and for nothing but the next expected message. Whatever
 //!   else happens (a mismatch, a death, another thread, a long wait) is met by a run.
 //! - **A3** One call in [`AT_ONCE_IN_A_ROW`] goes the way of all calls, so that all else is looked at however busy a rank
 //!   is with small calls.
@@ -23,19 +23,10 @@ use super::plan::{Kind, Plan, Request, What};
 use super::recorder::Ending;
 use super::run::Io;
 use crate::schedule::{Rank, Schedule, Step};
-use ringway_dataplane::fabric::Glance;
 use ringway_dataplane::transport::{Found, Stamp, Tag, Transport};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A3
 const AT_ONCE_IN_A_ROW: u32 = 128;
-
-/// How a call at once waits (A2).
-pub(super) struct Patience<'a> {
-    pub(super) glance: Glance,
-    /// Threads that wait for the engine's lock.
-    pub(super) contenders: &'a AtomicU32,
-}
 
 /// A collective call that was begun without a run.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +76,7 @@ impl Straight<'_> {
     }
 
     /// Waits for the message of a step, and combines or keeps it.
-    fn receive(&mut self, step: Step, patience: &Patience<'_>) -> bool {
+    fn receive(&mut self, step: Step, looks: u32) -> bool {
         let span = self.bytes(step);
         let Straight { io, tag, stamp, buffer, request, .. } = self;
         let peer = io.peers[step.peer() as usize];
@@ -102,28 +93,18 @@ impl Straight<'_> {
             }
             _ => into.copy_from_slice(bytes),
         };
-        let mut turns = patience.glance.turns;
-        loop {
-            match io.transport.take_now(peer, *tag, (*stamp, len), patience.glance.looks, &mut take) {
-                Found::Message => {
-                    io.exchanged(peer, false, len as u64);
-                    return true;
-                }
-                // D2
-                Found::Nothing if turns > 0 && patience.contenders.load(Ordering::Relaxed) == 0 => {
-                    turns -= 1;
-                    std::thread::yield_now();
-                }
-                Found::Nothing | Found::Behind | Found::Other => return false,
-            }
+        let found = io.transport.take_now(peer, *tag, (*stamp, len), looks, &mut take) == Found::Message;
+        if found {
+            io.exchanged(peer, false, len as u64);
         }
+        found
     }
 
     /// Makes the steps from `first` on. Returns the first that could not be made, if there is one.
-    fn go(&mut self, first: u32, patience: &Patience<'_>) -> Option<u32> {
+    fn go(&mut self, first: u32, looks: u32) -> Option<u32> {
         let mut index = first;
         while let Some(step) = self.plan.program.step(self.rank, index) {
-            let made = if step.is_send() { self.send(step) } else { self.receive(step, patience) };
+            let made = if step.is_send() { self.send(step) } else { self.receive(step, looks) };
             if !made {
                 return Some(index);
             }
@@ -160,9 +141,9 @@ impl Core {
         group: usize,
         request: &Request,
         buffer: &mut [u8],
-        patience: &Patience<'_>,
+        looks: u32,
     ) -> AtOnce {
-        if patience.glance.looks == 0 || !self.may_go_at_once() {
+        if looks == 0 || !self.may_go_at_once() {
             return AtOnce::NotBegun;
         }
         let Core { groups, transport, options, recorder, traffic, kernels, .. } = self;
@@ -191,7 +172,7 @@ impl Core {
         let bytes = request.count as u64 * plan.layout.element_bytes as u64;
         let record = way.io.recorder.begin(tag.group, call, bytes);
         g.numbers.take(call, None);
-        match way.go(steps, patience) {
+        match way.go(steps, looks) {
             Some(steps) => AtOnce::Begun(Begun { call, record, steps }),
             None => {
                 way.finish();
