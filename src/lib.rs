@@ -18,6 +18,7 @@
 //! from its environment ([`ringway_control::launch`]). Settings are `RINGWAY_*` variables; `ringway doctor` prints them.
 #![forbid(unsafe_code)]
 
+pub mod elastic;
 pub mod log;
 pub mod rendezvous;
 

@@ -3,7 +3,9 @@
 //! The full run is `cargo run --release -p ringway-control --example simulate`. A seed that fails is printed with the
 //! command that replays it; `RINGWAY_SIMULATE_SEED=N` makes these tests run that seed alone.
 
-use ringway_control::core::simulate::{ElectionReport, Report, Scenario, run, run_election};
+use ringway_control::core::simulate::{
+    ElasticReport, ElectionReport, Report, Scenario, run, run_elastic, run_election,
+};
 
 fn seeds(usual: std::ops::Range<u64>) -> std::ops::Range<u64> {
     match std::env::var("RINGWAY_SIMULATE_SEED") {
@@ -86,6 +88,34 @@ fn a_coordinator_that_is_killed_at_any_point_goes_on() {
     if std::env::var_os("RINGWAY_SIMULATE_SEED").is_none() {
         assert!(total.restored > 300 && total.losses > 50, "{total:?}");
         assert!(total.barriers_passed > 300 && total.store_answers > 1000, "{total:?}");
+    }
+}
+
+#[test]
+fn elastic_groups_under_chaos() {
+    let mut total = ElasticReport::default();
+    for seed in seeds(0..300) {
+        let tasks = 2 + (seed % 7) as u32;
+        let least = 1 + (seed / 7 % u64::from(tasks)) as u32;
+        match run_elastic(seed, tasks, least) {
+            Ok(report) => {
+                total.generations += report.generations;
+                total.carried += report.carried;
+                total.deaths += report.deaths;
+                total.overdue += report.overdue;
+                total.restored += report.restored;
+            }
+            Err(violation) => panic!(
+                "seed {seed}, {tasks} tasks, at least {least}: at {}: {}\nreplay: RINGWAY_SIMULATE_SEED={seed} cargo test \
+                 -p ringway-control --test simulation elastic",
+                violation.time, violation.what
+            ),
+        }
+    }
+    if std::env::var_os("RINGWAY_SIMULATE_SEED").is_none() {
+        // The chaos is real.
+        assert!(total.generations > 5000 && total.carried > 5000 && total.deaths > 1000, "{total:?}");
+        assert!(total.overdue > 10 && total.restored > 100, "{total:?}");
     }
 }
 

@@ -52,4 +52,14 @@ pub mod ringway {
     pub mod v1 {
         include!("generated/ringway.v1.rs");
     }
+
+    /// Rounds of elastic groups.
+    pub mod rounds {
+        /// Their service, and what is remembered of them.
+        #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub)]
+        #[rustfmt::skip]
+        pub mod v1 {
+            include!("generated/ringway.rounds.v1.rs");
+        }
+    }
 }

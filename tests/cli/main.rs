@@ -6,10 +6,12 @@
 
 mod bench;
 mod doctor;
+mod elastic;
 mod failover;
 mod failures;
 mod forbidden;
 mod gpu;
+mod partition;
 mod process;
 mod rdma;
 mod run;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prost::Message;
+use ringway_proto::ringway::rounds::v1::RegroupResponse;
 use ringway_proto::ringway::v1 as session;
 use ringway_proto::tensorflow as tf;
 use ringway_topology::{Incarnation, TaskId};
@@ -14,10 +15,11 @@ use crate::core::coordination::errors::{Code, Origin, Refusal};
 use crate::core::coordination::groups::GroupTable;
 use crate::core::coordination::losses::Loss;
 use crate::core::coordination::memory;
-pub(super) use crate::core::coordination::memory::{wire_group, wire_loss, wire_process};
+pub(super) use crate::core::coordination::memory::{wire_group, wire_loss, wire_process, wire_round};
 use crate::core::coordination::request::{
     CallId, Device, Life, Process, Request as Ask, State, TaskStatus, Value,
 };
+use crate::core::coordination::rounds::RoundTable;
 
 mod status;
 mod xla;
@@ -262,6 +264,11 @@ pub(super) fn all_devices(devices: &[Device], coordinator: Incarnation) -> tf::W
 /// A process as our own service names it.
 pub(super) fn process(named: Option<session::Process>) -> Result<Process, Status> {
     memory::process(named).map_err(invalid)
+}
+
+/// A generation from the answer of the service.
+pub(super) fn round(response: RegroupResponse) -> Result<RoundTable, Status> {
+    memory::round(response).map_err(invalid)
 }
 
 /// A group from the answer of the service.

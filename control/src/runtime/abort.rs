@@ -4,6 +4,7 @@
 //! - **A1** A loss that comes from the control plane is not reported back to it.
 //! - **A2** Only the rank that itself saw a connection fail reports it; one that was told by a peer does not.
 
+use super::world::number;
 use crate::rpc::client::{Agent, Alarm, GroupMember, Loss};
 use ringway_collectives::engine::{CollectiveError, OnFailure, Reporter, Who};
 use ringway_dataplane::transport::{Cause, CauseKind, Peer};
@@ -15,7 +16,7 @@ pub(super) struct Bridge {
     agent: OnceLock<Weak<Agent>>,
     members: OnceLock<Vec<GroupMember>>,
     me: OnceLock<u32>,
-    /// Ranks that the control plane has told of, or been told of.
+    /// Members that the control plane has told of, or been told of, by number.
     told: Mutex<Vec<u32>>,
 }
 
@@ -46,12 +47,12 @@ impl Bridge {
         self.members.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Whether this is the first that is heard of `rank`'s loss.
-    fn first(&self, rank: u32) -> bool {
+    /// Whether this is the first that is heard of the member's loss.
+    fn first(&self, member: &GroupMember) -> bool {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = !told.contains(&rank);
+        let new = !told.contains(&number(member));
         if new {
-            told.push(rank);
+            told.push(number(member));
         }
         new
     }
@@ -62,12 +63,12 @@ impl Bridge {
             Alarm::Lost(loss) => {
                 let same = |m: &&GroupMember| same_life(m, loss);
                 let Some(member) = self.members().iter().find(same) else { return };
-                if self.me.get() == Some(&member.rank) {
+                if self.me.get() == Some(&number(member)) {
                     let what = format!("the others have given this rank up: {}", loss.detail);
                     return self.cut_off(&what, reporter);
                 }
-                self.first(member.rank);
-                reporter.report_loss(Peer(member.rank), Cause::new(CauseKind::Reported, evidence(loss)));
+                self.first(member);
+                reporter.report_loss(Peer(number(member)), Cause::new(CauseKind::Reported, evidence(loss)));
             }
             Alarm::CoordinatorLost { detail } => {
                 self.cut_off(&format!("the coordination service is lost: {detail}"), reporter);
@@ -102,7 +103,7 @@ impl Bridge {
         let (Some(agent), Some(cause)) = (self.agent.get().and_then(Weak::upgrade), self.named(who)) else {
             return;
         };
-        if self.me.get() != Some(&cause.rank) {
+        if self.me.get() != Some(&number(cause)) {
             agent.blame(&cause.process);
         }
     }
@@ -114,7 +115,7 @@ impl Bridge {
         // A1 and A2
         let seen_here = !matches!(kind, CauseKind::Reported | CauseKind::Left | CauseKind::Local);
         let Some(agent) = self.agent.get().and_then(Weak::upgrade).filter(|_| seen_here) else { return };
-        let Some(lost) = self.named(who).filter(|m| self.first(m.rank)).cloned() else { return };
+        let Some(lost) = self.named(who).filter(|m| self.first(m)).cloned() else { return };
         // Not waited for: the engine is locked.
         agent.tell_loss(&lost.process.task, lost.process.incarnation, evidence);
     }

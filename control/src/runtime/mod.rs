@@ -1,6 +1,7 @@
 //! Where the control plane and the data plane meet: nowhere else does code see both.
 //!
 //! - [`world`]: from a launch and settings to a communicator over all ranks of the job.
+//! - [`elastic`]: groups that shrink and grow.
 //! - [`coordinator`]: the coordination service as a job's own process runs it.
 //! - `device`: communicators over GPUs, as the settings say.
 //! - [`transports`]: the data plane's transports, as the settings want them.
@@ -21,6 +22,7 @@ pub mod coordinator;
 #[cfg(feature = "nccl")]
 mod device;
 pub mod eager;
+pub mod elastic;
 pub mod master;
 pub mod pinning;
 mod rdma;
@@ -34,5 +36,6 @@ pub mod world;
 
 pub use crate::random::incarnation;
 pub use coordinator::{serve_cluster, start_coordinator};
+pub use elastic::Regrouping;
 pub use rdma::RdmaUnusable;
-pub use world::{JoinError, World, join};
+pub use world::{JoinError, World, join, rejoin};

@@ -3,8 +3,8 @@
 
 mod dump;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use ringway_collectives::engine::{Call, Ending, Flight, PeerView, Record, Reporter, WaitView, WriteDown};
@@ -196,13 +196,13 @@ pub(super) fn write_down(settings: &Settings, me: Me) -> Option<WriteDown> {
 
 /// Has the flight record written down when the control plane tells of a loss, also where no call is under way that would
 /// fail of it. One thread at a time does it, as that takes as long as writing a file takes.
-pub(super) fn write_down_on_loss(agent: &Agent, reporter: Reporter) {
+pub(super) fn write_down_on_loss(agent: &Agent, eye: Eye) {
     let busy = Arc::new(AtomicBool::new(false));
     agent.on_loss(move |_| {
         if busy.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (done, reporter) = (busy.clone(), reporter.clone());
+        let (done, reporter) = (busy.clone(), eye.engine());
         let write = move || {
             // Before: a loss that comes meanwhile is seen, or brings another thread.
             done.store(false, Ordering::Release);
@@ -217,14 +217,33 @@ pub(super) fn write_down_on_loss(agent: &Agent, reporter: Reporter) {
     });
 }
 
+/// The engine that is looked at: that of the group which this process is in, which changes in elastic jobs.
+#[derive(Clone, Debug)]
+pub(super) struct Eye(Arc<Mutex<Reporter>>);
+
+impl Eye {
+    pub(super) fn new(engine: Reporter) -> Eye {
+        Eye(Arc::new(Mutex::new(engine)))
+    }
+
+    /// Looks at another engine from now on.
+    pub(super) fn turn(&self, engine: Reporter) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = engine;
+    }
+
+    fn engine(&self) -> Reporter {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// Answers surveys, and opens this rank's windows.
-pub(super) fn show(agent: &Agent, me: &Me, reporter: &Reporter, settings: &Settings) {
-    let (of, engine) = (me.clone(), reporter.clone());
-    agent.on_survey(move |whole| Some(of.report(&engine.flight(whole)?, whole, "asked")));
+pub(super) fn show(agent: &Agent, me: &Me, eye: &Eye, settings: &Settings) {
+    let (of, eyes) = (me.clone(), eye.clone());
+    agent.on_survey(move |whole| Some(of.report(&eyes.engine().flight(whole)?, whole, "asked")));
     let page = |render: fn(&wire::RankReport) -> String| -> Page {
-        let (of, engine) = (me.clone(), reporter.clone());
+        let (of, eyes) = (me.clone(), eye.clone());
         Arc::new(move || {
-            let (of, engine) = (of.clone(), engine.clone());
+            let (of, engine) = (of.clone(), eyes.engine());
             Box::pin(async move {
                 // For a moment it takes the engine's lock. With all peers, whose bytes are summed up here.
                 let made = tokio::task::spawn_blocking(move || {

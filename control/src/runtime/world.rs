@@ -6,13 +6,16 @@
 use super::abort::Bridge;
 use super::card::{self, CardError};
 use super::coordinator::start_coordinator;
+use super::elastic::{self, Latest, Met};
 use super::pinning::{Binding, PinningError};
-use super::report::{self, Me};
+use super::report::{self, Eye, Me};
 use super::site::{self, TopologyFileError};
 use super::transports::{Identity, Opened, TransportsError, open};
 use crate::launch::{Launch, RANK_JOB};
 use crate::random::{incarnation, token};
-use crate::rpc::client::{self, Agent, AgentConfig, AgentError, Alarm, GroupMember, GroupRequest, Process};
+use crate::rpc::client::{
+    self, Agent, AgentConfig, AgentError, Alarm, GroupMember, GroupRequest, JoinError as NotJoined, Process,
+};
 use crate::rpc::serve::{ServeError, Server};
 use crate::settings::{GpuSettings, NameList, Settings};
 use crate::window::WindowConfig;
@@ -137,21 +140,30 @@ pub enum JoinError {
     Engine(#[from] CollectiveError),
 }
 
-/// A process's membership in its job. Drop the communicator first, then leave.
+/// A process's membership in a group of its job. Drop the communicator first; with its last membership a process leaves the
+/// job.
 #[derive(Debug)]
 pub struct World {
-    agent: Option<Arc<Agent>>,
+    pub(super) seat: Arc<Seat>,
+    pub(super) latest: Latest,
+}
+
+/// A process's place in its job, whatever groups it is in.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) agent: Option<Arc<Agent>>,
     server: Option<Server>,
-    members: Vec<GroupMember>,
-    job: String,
-    gpu: GpuSettings,
+    pub(super) launch: Launch,
+    pub(super) settings: Settings,
+    pub(super) algorithm: Option<Algorithm>,
+    pub(super) eye: Eye,
 }
 
 impl World {
     /// All ranks' processes, by rank.
     #[must_use]
     pub fn members(&self) -> &[GroupMember] {
-        &self.members
+        &self.latest.members
     }
 }
 
@@ -160,31 +172,31 @@ impl World {
     /// membership ends.
     #[must_use]
     pub fn agent(&self) -> Option<&Agent> {
-        self.agent.as_deref()
+        self.seat.agent.as_deref()
     }
 
     /// For what asks the coordination service beside this.
     #[cfg(feature = "nccl")]
     pub(super) fn shared_agent(&self) -> Option<&Arc<Agent>> {
-        self.agent.as_ref()
+        self.seat.agent.as_ref()
     }
 
     /// The job's name.
     #[must_use]
     pub fn job(&self) -> &str {
-        &self.job
+        &self.seat.launch.job_id
     }
 
     /// What the settings say of GPUs.
     #[must_use]
     pub fn gpu(&self) -> &GpuSettings {
-        &self.gpu
+        &self.seat.settings.gpu
     }
 
     /// Tells of every process of the job that the control plane finds lost, those before included: its incarnation, and what
     /// was seen. Called from a thread of the control plane, which must not be held up.
     pub fn on_loss(&self, tell: impl Fn(u64, &str) + Send + 'static) {
-        if let Some(agent) = &self.agent {
+        if let Some(agent) = &self.seat.agent {
             agent.on_loss(move |alarm| {
                 if let Alarm::Lost(loss) = alarm {
                     tell(loss.incarnation.0, &loss.detail);
@@ -194,7 +206,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Seat {
     fn drop(&mut self) {
         // The engine's callback may still hold the agent for a moment; dropping it then counts as a loss of this rank,
         // in a job that has ended by one anyway.
@@ -216,7 +228,45 @@ impl Drop for World {
 /// # Errors
 /// [`JoinError`], on every rank that is alive: within the connect timeout when the service is not reached, and within the
 /// join timeout when it is and others are missing, whom it names.
+///
+/// Where the settings give a least number of ranks the group is elastic: the process enters its next generation.
 pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World), JoinError> {
+    let how = if settings.min_ranks.is_some() { elastic::newcomer } else { all_ranks };
+    enter(launch, settings, how)
+}
+
+/// Enters, as a new process, a job that runs already: when its members let newcomers in.
+///
+/// # Errors
+/// As [`join`]; and when the members do not let it in within the join timeout, or have left in order.
+pub fn rejoin(launch: &Launch, settings: &Settings) -> Result<(Communicator, World), JoinError> {
+    enter(launch, settings, elastic::newcomer)
+}
+
+/// How a process meets the others of its group: with what others learn of it, until so long.
+pub(super) type Meet = fn(&Launch, &Settings, &Agent, Vec<u8>) -> Result<Met, NotJoined>;
+
+/// All ranks of the job, each with the rank that it was started with.
+fn all_ranks(
+    launch: &Launch,
+    settings: &Settings,
+    agent: &Agent,
+    addresses: Vec<u8>,
+) -> Result<Met, NotJoined> {
+    let table = agent.join_group(GroupRequest {
+        // The job's own name: a rank that has reached another job's service never joins its ranks.
+        group: launch.job_id.clone(),
+        rank: Some(launch.rank.0),
+        size: launch.world_size,
+        addresses,
+        timeout: settings.join_timeout,
+        hosts_coordinator: launch.coordinator.i_host,
+    })?;
+    Ok(Met { table, generation: 1, carried: 0 })
+}
+
+/// Starts the agent, and enters the job's group.
+fn enter(launch: &Launch, settings: &Settings, meet: Meet) -> Result<(Communicator, World), JoinError> {
     let rank = launch.rank.0;
     let algorithm = algorithm(&settings.algo)?;
     let secret = settings.job_secret.as_ref().map_or("", |s| s.reveal());
@@ -233,17 +283,22 @@ pub fn join(launch: &Launch, settings: &Settings) -> Result<(Communicator, World
     config.times.register_timeout = settings.connect_timeout;
     let agent = Agent::start(config).map_err(|source| JoinError::Agent { rank, source })?;
     // The service knows this rank from here on: the others hear of what stops it.
-    match enter(launch, settings, me, algorithm, &agent) {
-        Ok((comm, members, bridge)) => {
+    let met =
+        group(launch, settings, me, algorithm, &agent, |addresses| meet(launch, settings, &agent, addresses));
+    match met {
+        Ok((comm, met, bridge)) => {
             let agent = Arc::new(agent);
-            bridge.connect(&agent, members.clone(), rank, comm.reporter());
-            report::show(&agent, &Me::new(launch, agent.process().clone()), &comm.reporter(), settings);
+            let eye = Eye::new(comm.reporter());
+            bridge.connect(&agent, met.table.members.clone(), rank, comm.reporter());
+            report::show(&agent, &Me::new(launch, agent.process().clone()), &eye, settings);
             if settings.status.dump_dir.is_some() {
                 // After the bridge, which tells the engine of the loss.
-                report::write_down_on_loss(&agent, comm.reporter());
+                report::write_down_on_loss(&agent, eye.clone());
             }
-            let (job, gpu) = (launch.job_id.clone(), settings.gpu.clone());
-            Ok((comm, World { agent: Some(agent), server, members, job, gpu }))
+            let latest = Latest::new(met, &agent, &launch.job_id);
+            let (launch, settings) = (launch.clone(), settings.clone());
+            let seat = Seat { agent: Some(agent), server, launch, settings, algorithm, eye };
+            Ok((comm, World { seat: Arc::new(seat), latest }))
         }
         Err(error) => {
             give_up(&agent, &error);
@@ -264,13 +319,14 @@ fn give_up(agent: &Agent, error: &JoinError) {
 }
 
 /// Opens the transports, meets the others, and makes the communicator.
-fn enter(
+pub(super) fn group(
     launch: &Launch,
     settings: &Settings,
     me: Identity,
     algorithm: Option<Algorithm>,
     agent: &Agent,
-) -> Result<(Communicator, Vec<GroupMember>, Arc<Bridge>), JoinError> {
+    meet: impl FnOnce(Vec<u8>) -> Result<Met, NotJoined>,
+) -> Result<(Communicator, Met, Arc<Bridge>), JoinError> {
     let rank = me.number;
     let failed = |source| JoinError::Transports { rank, source };
     let pinning = |source| JoinError::Pin { rank, source };
@@ -284,23 +340,17 @@ fn enter(
         // Said at once, in case the others never come; the rank ends by it when they have heard why.
         tracing::error!("rank {rank}: {unusable}");
     }
-    let table = agent
-        .join_group(GroupRequest {
-            // The job's own name: a rank that has reached another job's service never joins its ranks.
-            group: launch.job_id.clone(),
-            rank: Some(rank),
-            size: launch.world_size,
-            addresses: card::write(&site, &opened.address()),
-            timeout: settings.join_timeout,
-            hosts_coordinator: launch.coordinator.i_host,
-        })
-        .map_err(|source| JoinError::Group { rank, source })?;
+    let met =
+        meet(card::write(&site, &opened.address())).map_err(|source| JoinError::Group { rank, source })?;
+    let members = &met.table.members;
     let mut transport = match opened {
         Opened::Endpoint(endpoint) => endpoint,
         Opened::Unusable(unusable, _) => return Err(failed(unusable.into())),
     };
-    let mut group = GroupInfo { id: WORLD_GROUP, my_rank: rank, members: Vec::new() };
-    for member in &table.members {
+    let mine = members.iter().position(|member| member.process == *agent.process());
+    let mut group = GroupInfo { id: WORLD_GROUP, my_rank: mine.unwrap_or(0) as u32, members: Vec::new() };
+    for member in members {
+        let number = number(member);
         let host = member.process.host.name();
         let (site, address) = card::read(&member.addresses).map_err(|source| JoinError::Card {
             rank,
@@ -308,8 +358,8 @@ fn enter(
             host: host.to_owned(),
             source,
         })?;
-        if member.rank != rank {
-            transport.connect(Peer(member.rank), &address).map_err(|source| JoinError::Connect {
+        if number != rank {
+            transport.connect(Peer(number), &address).map_err(|source| JoinError::Connect {
                 rank,
                 peer: member.rank,
                 host: host.to_owned(),
@@ -317,7 +367,7 @@ fn enter(
             })?;
         }
         group.members.push(Member {
-            peer: Peer(member.rank),
+            peer: Peer(number),
             host: host.to_owned(),
             pid: member.process.pid,
             incarnation: member.process.incarnation.0,
@@ -331,7 +381,12 @@ fn enter(
     options.on_progress_thread = binding.on_progress_thread();
     let comm = Communicator::new(transport, group, options)?;
     binding.bind(&settings.pin).map_err(pinning)?;
-    Ok((comm, table.members, bridge))
+    Ok((comm, met, bridge))
+}
+
+/// What the data plane calls a member: the number that its process was started with, which it keeps while its rank changes.
+pub(super) fn number(member: &GroupMember) -> u32 {
+    member.process.task.index()
 }
 
 /// The service's address, and the service itself where this rank hosts it.
@@ -351,7 +406,7 @@ fn coordinator(launch: &Launch, settings: &Settings) -> Result<(Option<Server>, 
         .ok_or_else(|| unresolved("the resolver knows none".to_owned()))?;
     // The metrics of this process are its rank's.
     let window = WindowConfig::new(settings, "coordinator", &launch.job_id, None);
-    let server = start_coordinator(bind, launch.world_size, settings, window)
+    let server = start_coordinator(bind, elastic::limits(launch, settings).most, settings, window)
         .map_err(|source| JoinError::Serve { rank, source, advice: place.when_taken() })?;
     let address = server.local_addr().to_string();
     Ok((Some(server), address))

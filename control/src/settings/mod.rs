@@ -46,6 +46,10 @@ pub struct Settings {
     pub rank: Option<u32>,
     /// `RINGWAY_WORLD_SIZE`.
     pub world_size: Option<u32>,
+    /// `RINGWAY_MIN_RANKS`; `None`: the job is of all its ranks.
+    pub min_ranks: Option<u32>,
+    /// `RINGWAY_MAX_RANKS`; `None` for the world size.
+    pub max_ranks: Option<u32>,
     /// `RINGWAY_LOCAL_RANK`.
     pub local_rank: Option<u32>,
     /// `RINGWAY_LOCAL_SIZE`.
@@ -280,6 +284,8 @@ impl Settings {
         Settings {
             rank: values.count("RINGWAY_RANK"),
             world_size: values.count("RINGWAY_WORLD_SIZE"),
+            min_ranks: values.count("RINGWAY_MIN_RANKS"),
+            max_ranks: values.count("RINGWAY_MAX_RANKS"),
             local_rank: values.count("RINGWAY_LOCAL_RANK"),
             local_size: values.count("RINGWAY_LOCAL_SIZE"),
             coordinator: values.addresses("RINGWAY_COORDINATOR").into_iter().next(),

@@ -135,6 +135,11 @@ const fn row(
     Setting { name, kind, default, unit, doc }
 }
 
+/// A number of ranks.
+const fn ranks(name: &'static str, doc: &'static str) -> Setting {
+    row(name, Kind::Number { min: 1, max: MAX_WORLD_SIZE }, None, "", doc)
+}
+
 /// Every setting, in the order in which `ringway doctor` shows them.
 pub const TABLE: &[Setting] = &[
     // Who this process is. A launcher sets these, or its own variables are read instead.
@@ -145,12 +150,14 @@ pub const TABLE: &[Setting] = &[
         "",
         "This process's rank. Unset, it is taken from the launcher's own variables.",
     ),
-    row(
-        "RINGWAY_WORLD_SIZE",
-        Kind::Number { min: 1, max: MAX_WORLD_SIZE },
-        None,
-        "",
-        "The number of ranks in the job.",
+    ranks("RINGWAY_WORLD_SIZE", "The number of ranks in the job."),
+    ranks(
+        "RINGWAY_MIN_RANKS",
+        "Makes the job elastic: its group goes on with as few ranks as this, and lets others in. The same on all ranks.",
+    ),
+    ranks(
+        "RINGWAY_MAX_RANKS",
+        "How many ranks an elastic job may have at most; unset, as many as RINGWAY_WORLD_SIZE. The same on all ranks.",
     ),
     row(
         "RINGWAY_LOCAL_RANK",
@@ -159,13 +166,7 @@ pub const TABLE: &[Setting] = &[
         "",
         "This process's number among the ranks of its host. Unset, it is taken from the launcher's own variables.",
     ),
-    row(
-        "RINGWAY_LOCAL_SIZE",
-        Kind::Number { min: 1, max: MAX_WORLD_SIZE },
-        None,
-        "",
-        "The number of ranks on this host.",
-    ),
+    ranks("RINGWAY_LOCAL_SIZE", "The number of ranks on this host."),
     row(
         "RINGWAY_COORDINATOR",
         Kind::HostPorts,

@@ -4,6 +4,7 @@ mod bench;
 mod groups;
 mod overview;
 mod restore;
+mod rounds;
 mod together;
 mod waits;
 

@@ -48,6 +48,32 @@ fn tasks_that_register_together_are_connected_at_once() {
     assert!(!bench.answers.contains_key(&next), "A2");
 }
 
+/// A3.
+#[test]
+fn the_next_job_that_registers_together_finds_nothing_of_the_one_before() {
+    let mut bench = Bench::with(|config| config.durable = true);
+    let mut job = |life| {
+        let came: Vec<ReplyTo> = (0..3).map(|index| bench.ask(together(index, life))).collect();
+        for reply in came {
+            assert_eq!(bench.answers.remove(&reply), Some(Ok(Reply::Done)));
+        }
+        assert_eq!(bench.now(insert("cluster/topology", "mine")), Ok(Reply::Done), "job {life}");
+        assert_eq!(code(&bench.now(insert("cluster/topology", "again"))), Some(Code::AlreadyExists));
+        // A count of uses begins anew as well.
+        pass_use(&mut bench, 0);
+        assert_eq!(bench.now(register(1, life)), Ok(Reply::Done), "one that is there takes nothing away");
+        assert_eq!(code(&bench.now(insert("cluster/topology", "again"))), Some(Code::AlreadyExists));
+        let kept = |prefix: &str| bench.stored.keys().filter(|key| key.starts_with(prefix)).count();
+        assert_eq!((kept("key/"), kept("barrier/")), (1, 1), "job {life}");
+        match life {
+            // In order, or by dying.
+            1 => (0..3).for_each(|index| drop(bench.now(Request::Shutdown { task: worker(index) }))),
+            _ => bench.pass(Duration::from_secs(20)),
+        }
+    };
+    (1..4).for_each(&mut job);
+}
+
 #[test]
 fn who_ends_or_is_restarted_before_all_are_there_harms_nobody() {
     let mut bench = Bench::with(|config| config.register_timeout = Duration::from_secs(3));

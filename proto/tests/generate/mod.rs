@@ -8,7 +8,7 @@ use prost::Message;
 use prost_types::FileDescriptorSet;
 
 /// The files that are compiled, relative to `proto/proto`.
-const PROTO_FILES: [&str; 10] = [
+const PROTO_FILES: [&str; 11] = [
     "tensorflow/coordination_service.proto",
     "tensorflow/master_service.proto",
     "tensorflow/worker_service.proto",
@@ -18,6 +18,7 @@ const PROTO_FILES: [&str; 10] = [
     "ringway/v1/session_setup.proto",
     "ringway/v1/status.proto",
     "ringway/v1/coordinator_state.proto",
+    "ringway/rounds/v1/rounds.proto",
     "etcd/rpc.proto",
 ];
 

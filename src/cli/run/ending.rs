@@ -107,6 +107,11 @@ impl Ending {
         }
     }
 
+    /// Whether nothing has happened that ends the run.
+    pub(super) fn is_open(&self) -> bool {
+        self.phase == Phase::Running
+    }
+
     /// A rank ended.
     pub(super) fn ended(&mut self, failure: Failure, now: Duration) {
         if failure.outcome.is_success() {

@@ -1,10 +1,12 @@
 //! `ringway run -n N -- PROGRAM ...`: starts the ranks of one host, passes signals on, and ends them together.
 //!
+//! - [`elastic`]: whether a rank that failed is started again (pure).
 //! - [`ending`]: when the ranks are told to end, and the exit code (pure).
 //! - [`output`]: lines marked with their rank.
 //! - [`stage`]: what ties the ranks' lives to the launcher's.
 //! - [`ranks`]: the ranks' processes.
 
+mod elastic;
 mod ending;
 mod output;
 mod ranks;
@@ -21,6 +23,7 @@ use rustix::process::Signal;
 
 use crate::cli::say;
 use crate::cli::signals::{self, Signals};
+use elastic::{Elastic, Fate};
 use ending::{Ending, Failure, Outcome, Step};
 use output::Output;
 use ranks::{Job, Plan, Ranks};
@@ -37,6 +40,8 @@ pub(crate) use stage::Stage;
 const DEFAULT_GRACE_MS: u64 = 2000;
 /// The most ranks that one host is asked to run.
 const MAX_LOCAL_RANKS: i64 = 1024;
+/// The most ranks of an elastic job, wherever they run.
+const MAX_WORLD_RANKS: i64 = 1 << 20;
 
 /// What is passed on to the ranks, and whether it asks them to end.
 const FORWARDED: [(Signal, bool); 6] = [
@@ -52,7 +57,8 @@ const FORWARDED: [(Signal, bool); 6] = [
 ///
 /// Starts N copies of PROGRAM, tells each its rank through RINGWAY_* variables, and runs the coordination service
 /// that they meet at. The first rank that fails ends the others; its exit code becomes this command's (128 plus
-/// the number of the signal if it was killed). SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed
+/// the number of the signal if it was killed). With --min-ranks the job is elastic: it goes on while that many ranks
+/// run, and failed ones are started again as --restarts allows. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed
 /// on. Nothing that was started outlives this command.
 #[derive(clap::Args)]
 #[command(override_usage = "ringway run -n <N> [OPTIONS] [--] <PROGRAM> [ARGUMENTS]...")]
@@ -60,6 +66,7 @@ const FORWARDED: [(Signal, bool); 6] = [
   ringway run -n 4 -- ./train --epochs 3
   ringway run -n 4 --tag -- python train.py    every line of output begins with its rank
   ringway run -n 2 --grace-ms 500 -- ./prog    half a second from a failure to SIGTERM
+  ringway run -n 4 --min-ranks 2 --restarts 9 -- ./prog    goes on when ranks die, and starts them again
 
 Over several hosts, let Slurm, mpirun or Kubernetes start the ranks: ringway recognises them.
 
@@ -76,6 +83,15 @@ pub(crate) struct Args {
     /// SIGTERM and SIGKILL
     #[arg(long, value_name = "MS", allow_negative_numbers = true, default_value_t = DEFAULT_GRACE_MS, value_parser = value_parser!(u64).range(0..=600_000))]
     grace_ms: u64,
+    /// Go on when ranks fail, as long as so many run: an elastic job
+    #[arg(long, value_name = "M", value_parser = value_parser!(u32).range(1..=MAX_LOCAL_RANKS))]
+    min_ranks: Option<u32>,
+    /// Leave room for so many ranks in an elastic job, more than are started here; by default for N
+    #[arg(long, value_name = "N", requires = "min_ranks", value_parser = value_parser!(u32).range(1..=MAX_WORLD_RANKS))]
+    max_ranks: Option<u32>,
+    /// Start ranks of an elastic job again when they fail, so many times in all
+    #[arg(long, value_name = "R", requires = "min_ranks", default_value_t = 0)]
+    restarts: u32,
     /// Meet at this coordination service instead of one of this command's own; several addresses are candidates
     #[arg(long, value_name = "HOST:PORT,...", value_parser = addresses)]
     coordinator: Option<String>,
@@ -87,7 +103,16 @@ pub(crate) struct Args {
 impl Args {
     /// Ranks of this host that run `program`, with the usual grace and plain output.
     pub(crate) fn of(ranks: u32, program: Vec<OsString>) -> Args {
-        Args { ranks, tag: false, grace_ms: DEFAULT_GRACE_MS, coordinator: None, program }
+        Args {
+            ranks,
+            tag: false,
+            grace_ms: DEFAULT_GRACE_MS,
+            min_ranks: None,
+            max_ranks: None,
+            restarts: 0,
+            coordinator: None,
+            program,
+        }
     }
 }
 
@@ -125,6 +150,18 @@ pub(crate) enum RunError {
         /// What the system said.
         source: io::Error,
     },
+    /// The limits of an elastic job contradict each other.
+    #[error(
+        "{least} to {most} ranks, and {ranks} to start: give --min-ranks at most -n, and --max-ranks at least"
+    )]
+    Limits {
+        /// The least.
+        least: u32,
+        /// The most.
+        most: u32,
+        /// How many are started.
+        ranks: u32,
+    },
     /// Something that the system should always grant.
     #[error("cannot {what}: {source}")]
     System {
@@ -143,6 +180,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
     let system = |what| move |source| RunError::System { what, source };
     let settings = Settings::from_env()?;
     ringway::log::start(&settings)?;
+    let most = args.max_ranks.unwrap_or(args.ranks);
+    if let Some(least) = args.min_ranks.filter(|least| *least > args.ranks || most < args.ranks) {
+        return Err(RunError::Limits { least, most, ranks: args.ranks });
+    }
     // Before the first rank starts: a signal that comes now must not leave it behind.
     let caught = FORWARDED.map(|(signal, _)| signal).into_iter().chain([Signal::TSTP, Signal::CHILD]);
     let mut signals = Signals::catch(&caught.collect::<Vec<_>>()).map_err(system("receive signals"))?;
@@ -159,44 +200,67 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
         None => {
             // Behind those of the ranks.
             let window = WindowConfig::new(&settings, "coordinator", &job.id, Some(args.ranks));
-            let server = start_coordinator(SocketAddr::new(loopback, 0), args.ranks, &settings, window)?;
+            let server = start_coordinator(SocketAddr::new(loopback, 0), most, &settings, window)?;
             let address = server.local_addr().to_string();
             (Some(server), address)
         }
     };
     let (program, tag) = (args.program.as_slice(), args.tag);
-    let plan = Plan { program, ranks: args.ranks, tag, job: &job, coordinator };
+    let limits = args.min_ranks.map(|least| (least, most));
+    let plan = Plan { program, ranks: args.ranks, limits, tag, job: &job, coordinator };
     let mut ranks = Ranks::start(&plan)?;
-    let output = match ranks.take_streams() {
-        streams if streams.is_empty() => None,
-        streams => Some(Output::start(streams).map_err(system("start a thread"))?),
-    };
-    let code =
-        wait_for_ranks(args, &mut ranks, server.as_ref(), &mut signals).map_err(system("wait for signals"));
-    if let Some(output) = output {
+    let mut outputs = Vec::new();
+    let notice = Notice { coordinator: server.as_ref(), grace: settings.preemption_grace };
+    let code = wait_for_ranks(args, &plan, (&mut ranks, &mut outputs), notice, &mut signals);
+    for output in outputs {
         output.finish();
     }
-    Ok(ExitCode::from(code?))
+    Ok(ExitCode::from(code.map_err(system("wait for the ranks"))?))
+}
+
+/// Whom the launcher tells that all of the run is about to be taken away.
+#[derive(Clone, Copy)]
+struct Notice<'a> {
+    coordinator: Option<&'a Server>,
+    grace: Duration,
+}
+
+impl Notice<'_> {
+    /// Before the signal is passed on: tasks elsewhere hear of it, too.
+    fn preempted(self) {
+        if let Some(coordinator) = self.coordinator {
+            coordinator.announce_preemption(self.grace);
+        }
+    }
 }
 
 /// The launcher's loop: signals, ends of processes, and deadlines, until nothing that was started is left.
 fn wait_for_ranks(
     args: &Args,
-    ranks: &mut Ranks,
-    coordinator: Option<&Server>,
+    plan: &Plan<'_>,
+    (ranks, outputs): (&mut Ranks, &mut Vec<Output>),
+    notice: Notice<'_>,
     signals: &mut Signals,
 ) -> io::Result<u8> {
+    let coordinator = notice.coordinator;
     let grace = Duration::from_millis(args.grace_ms);
     let start = Instant::now();
     let mut ending = Ending::new(grace);
+    let mut elastic = args.min_ranks.map(|least| Elastic::new(least, args.restarts));
     loop {
+        read_streams(ranks, outputs)?;
         for (rank, pid, outcome) in ranks.reap()? {
             let failure = Failure { rank, pid, outcome };
             if let Some(coordinator) = coordinator {
                 tell_others(failure, args.ranks, coordinator);
             }
-            ending.ended(failure, start.elapsed());
+            let elastic = elastic.as_mut().filter(|_| ending.is_open());
+            let fate = elastic.and_then(|elastic| elastic.ended(outcome, ranks.running()));
+            if !go_on(fate, failure, plan, ranks)? {
+                ending.ended(failure, start.elapsed());
+            }
         }
+        read_streams(ranks, outputs)?;
         let blamed = |rank| coordinator?.blamed_by(&task(rank)?).map(|cause| cause.index());
         if let Some(failure) = ending.verdict(ranks.running(), start.elapsed(), blamed) {
             report_failure(failure, ranks.running(), args.ranks);
@@ -214,11 +278,38 @@ fn wait_for_ranks(
         }
         let timeout = ending.deadline().map(|deadline| deadline.saturating_sub(start.elapsed()));
         for signal in signals.wait(timeout)? {
+            if signal == Signal::TERM {
+                notice.preempted();
+            }
             if let Some(step) = forward(signal, ranks, &mut ending, start) {
                 take(step, ranks);
             }
         }
     }
+}
+
+/// Reads what new ranks write, where lines are marked.
+fn read_streams(ranks: &mut Ranks, outputs: &mut Vec<Output>) -> io::Result<()> {
+    let streams = ranks.take_streams();
+    if !streams.is_empty() {
+        outputs.push(Output::start(streams)?);
+    }
+    Ok(())
+}
+
+/// Has an elastic job go on after a failure. False where it does not.
+fn go_on(fate: Option<Fate>, failure: Failure, plan: &Plan<'_>, ranks: &mut Ranks) -> io::Result<bool> {
+    let Failure { rank, pid, outcome } = failure;
+    let what = format!("run: rank {rank} of {} (pid {pid}) {}", plan.ranks, words(outcome));
+    match fate {
+        None | Some(Fate::End) => return Ok(false),
+        Some(Fate::Restart(left)) => {
+            say(&format!("{what}; starting it again, {left} restarts left"));
+            ranks.restart(plan, rank)?;
+        }
+        Some(Fate::Without) => say(&format!("{what}; {} go on", counted(ranks.running(), "rank"))),
+    }
+    Ok(true)
 }
 
 /// Passes a signal on. Returns what follows from it for the ranks' end.

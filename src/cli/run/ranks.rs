@@ -42,6 +42,8 @@ pub(super) struct Plan<'a> {
     pub(super) program: &'a [OsString],
     /// How many ranks.
     pub(super) ranks: u32,
+    /// The least and the most ranks, of an elastic job.
+    pub(super) limits: Option<(u32, u32)>,
     /// Whether their output is marked, hence read by the launcher.
     pub(super) tag: bool,
     /// What they share.
@@ -70,6 +72,9 @@ impl Plan<'_> {
             .env("RINGWAY_JOB_ID", &self.job.id)
             .env("RINGWAY_JOB_SECRET", self.job.secret.reveal())
             .stdin(stdin_of(rank));
+        if let Some((least, most)) = self.limits {
+            command.env("RINGWAY_MIN_RANKS", least.to_string()).env("RINGWAY_MAX_RANKS", most.to_string());
+        }
         if self.tag {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
@@ -77,8 +82,9 @@ impl Plan<'_> {
     }
 }
 
-/// One rank's process; its process group has the same number.
+/// One process of a rank; its process group has the same number.
 struct Member {
+    rank: u32,
     pid: Pid,
     running: bool,
     group_left: bool,
@@ -106,9 +112,19 @@ impl Ranks {
         Ok(ranks)
     }
 
+    /// Starts a rank again, whose process has ended.
+    pub(super) fn restart(&mut self, plan: &Plan<'_>, rank: u32) -> io::Result<()> {
+        for member in self.members.iter().filter(|member| member.rank == rank && member.group_left) {
+            // What it had started does not go on beside the new one. A group that has ended is no error.
+            let _ = kill_process_group(member.pid, Signal::KILL);
+        }
+        let child = plan.command(rank, &self.guard).spawn()?;
+        self.take_over(child, rank, plan.ranks)
+    }
+
     fn take_over(&mut self, mut child: Child, rank: u32, count: u32) -> io::Result<()> {
         let pid = Pid::from_child(&child);
-        self.members.push(Member { pid, running: true, group_left: true });
+        self.members.push(Member { rank, pid, running: true, group_left: true });
         if let Some(stdin) = child.stdin.take() {
             relay_terminal(stdin)?;
         }
@@ -142,11 +158,10 @@ impl Ranks {
         loop {
             match wait(WaitOptions::NOHANG) {
                 Ok(Some((pid, status))) => {
-                    let rank = self.members.iter().position(|member| member.pid == pid && member.running);
-                    if let (Some(rank), Some(outcome)) = (rank, outcome(status)) {
-                        self.members[rank].running = false;
-                        let number = u32::try_from(rank).expect("at most MAX_LOCAL_RANKS");
-                        ended.push((number, pid.as_raw_nonzero().get(), outcome));
+                    let member = self.members.iter_mut().find(|member| member.pid == pid && member.running);
+                    if let (Some(member), Some(outcome)) = (member, outcome(status)) {
+                        member.running = false;
+                        ended.push((member.rank, pid.as_raw_nonzero().get(), outcome));
                     }
                 }
                 Ok(None) | Err(rustix::io::Errno::CHILD) => break,
@@ -161,6 +176,7 @@ impl Ranks {
                 self.guard.remove(member.pid);
             }
         }
+        self.members.retain(|member| member.running || member.group_left);
         Ok(ended)
     }
 

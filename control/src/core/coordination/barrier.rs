@@ -273,6 +273,12 @@ impl Barriers {
         }
     }
 
+    /// Forgets how barriers have ended, so that their ids are new.
+    pub(super) fn clear(&mut self) {
+        self.oldest.clear();
+        self.changed.extend(std::mem::take(&mut self.ended).into_keys());
+    }
+
     /// When the next barrier ends by itself.
     pub(super) fn deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(deadline, _)| *deadline)

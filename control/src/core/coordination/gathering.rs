@@ -2,6 +2,8 @@
 //!
 //! - A1. Before that moment nobody hears of a task that ends or is restarted: its later life takes its place.
 //! - A2. After it, tasks connect one by one, until all have gone; then the next ones come together again.
+//! - A3. Those are another job, which finds no key and no barrier of the one before, as if the service were new: JAX starts
+//!   a service for each job.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

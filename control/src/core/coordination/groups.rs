@@ -116,6 +116,11 @@ impl Groups {
         self.made.iter().map(|(name, made)| (name.as_str(), &*made.table, made.present.len()))
     }
 
+    /// The group of this name, if it is made, and its members that are still there, with their ranks.
+    pub(super) fn of(&self, name: &str) -> Option<(&GroupTable, &BTreeMap<Slot, u32>)> {
+        self.made.get(name).map(|made| (&*made.table, &made.present))
+    }
+
     /// The groups that are not full yet.
     pub(super) fn incomplete(&self, members: &Membership) -> Vec<Incomplete> {
         let everyone = members.everyone();

@@ -150,6 +150,12 @@ impl Store {
         }
     }
 
+    /// Removes everything. Who waits for a key goes on waiting.
+    pub(super) fn clear(&mut self) {
+        self.changed.extend(std::mem::take(&mut self.entries).into_keys());
+        self.bytes = 0;
+    }
+
     /// Sends everybody away, since the service ends.
     pub(super) fn stop(&mut self, error: &Refusal, out: &mut Vec<Effect>) {
         for (to, _) in std::mem::take(&mut self.waiting).into_values().flatten() {

@@ -75,7 +75,13 @@ impl Coordinator {
     ) -> Result<Answer, Refusal> {
         let slot = self.members.slot(task)?;
         let member = self.members.get(slot);
-        if self.gathering.is_complete() || member.state != State::Disconnected {
+        let is_there = match member.state {
+            State::Disconnected => false,
+            State::Connected => true,
+            // A life that failed does not come again; another one comes with the next job.
+            State::Error => member.incarnation == incarnation,
+        };
+        if self.gathering.is_complete() || is_there {
             let reply = self.register(now, task, incarnation, silence, out)?;
             self.members.devices(slot, Vec::new(), out);
             return Ok(Answer::Now(Ok(reply)));
@@ -90,6 +96,12 @@ impl Coordinator {
     /// Connects those who registered together, if all are there.
     fn gather(&mut self, now: Time, out: &mut Vec<Effect>) {
         let Some(entrants) = self.gathering.take(&self.members) else { return };
+        let before = |slot: &Slot| self.members.get(*slot).incarnation != Incarnation::default();
+        if entrants.len() == self.members.everyone().len() && entrants.keys().any(before) {
+            // A3
+            self.store.clear();
+            self.barriers.clear();
+        }
         for (slot, Entrant { incarnation, silence, callers }) in entrants {
             self.members.connect(now, slot, incarnation, out);
             self.members.devices(slot, Vec::new(), out);
@@ -172,6 +184,10 @@ impl Coordinator {
         let message = format!("{} has left", self.members.name(slot));
         let error = Refusal::new(Code::FailedPrecondition, message).from(self.origin(slot, false));
         self.groups.lose(slot, &error, out);
+        for key in self.rounds.lose(slot, true, &error, out) {
+            // Nobody is left who would wait for it.
+            let _ = self.store.delete(&key);
+        }
         self.alive.settle(&self.members, out);
         self.emptied();
     }
@@ -222,6 +238,7 @@ impl Coordinator {
         self.members.fail_wait(&error, out);
         self.barriers.lose(slot, &self.members, &format!("failed: {error}"), out);
         self.groups.lose(slot, &error, out);
+        self.rounds.lose(slot, false, &error, out);
         // A task that was restarted comes again at once.
         if evidence != Evidence::Restart {
             self.members.give_up(slot, &*error.message);

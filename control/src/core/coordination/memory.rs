@@ -4,7 +4,7 @@
 //! ahead of every other effect of that event: whoever keeps them carries out nothing that follows before they are kept. So what
 //! anybody was told is remembered, and a coordinator that begins again knows it.
 //!
-//! Remembered are tasks with their lives, errors and devices; losses; keys; groups that were made; barriers that have ended;
+//! Remembered are tasks with their lives, errors and devices; losses; keys; groups and generations that were made; barriers that have ended;
 //! and the answers to requests that change something, so that asking again changes nothing. Not remembered is who waits:
 //! callers ask again, and a barrier that was under way begins anew with the calls that come again.
 //!
@@ -16,6 +16,7 @@
 use std::sync::Arc;
 
 use prost::Message;
+use ringway_proto::ringway::rounds::v1 as rounds;
 use ringway_proto::ringway::v1 as wire;
 use ringway_topology::{HostId, Incarnation, TaskId};
 
@@ -24,6 +25,7 @@ use super::groups::{GroupMember, GroupTable};
 use super::losses::{Evidence, Loss};
 use super::membership::Slot;
 use super::request::{Effect, Process, State, Value};
+use super::rounds::RoundTable;
 use super::{Coordinator, CoordinatorConfig};
 use crate::core::time::Time;
 
@@ -167,6 +169,7 @@ impl Coordinator {
             "once" => self.once.recall(slot()?, message(key, &value)?),
             "barrier" => self.barriers.recall(key, rest, message(key, &value)?)?,
             "group" => self.groups.recall(key, rest, message(key, &value)?)?,
+            "round" => self.rounds.recall(key, rest, message(key, &value)?)?,
             "key" => self.store.recall(rest, value),
             _ => return Err(malformed(key)("it is of a kind that this version does not know")),
         }
@@ -177,6 +180,7 @@ impl Coordinator {
         self.members.changes();
         self.losses.changes();
         self.groups.changes();
+        self.rounds.changes();
         self.barriers.changes();
         self.store.changes();
         self.once.changes();
@@ -195,6 +199,7 @@ impl Coordinator {
         writes.append(&mut self.losses.changes());
         writes.append(&mut self.members.changes());
         writes.append(&mut self.groups.changes());
+        writes.append(&mut self.rounds.changes());
         writes.append(&mut self.barriers.changes());
         writes.append(&mut self.store.changes());
         // After what it stands for, should a batch be cut.
@@ -316,6 +321,32 @@ pub fn group(response: wire::JoinResponse) -> Result<GroupTable, String> {
         })
     });
     Ok(GroupTable { members: members.collect::<Result<_, _>>()?, epoch: response.epoch, secret })
+}
+
+/// The message form of a generation.
+#[must_use]
+pub fn wire_round(table: &RoundTable) -> rounds::RegroupResponse {
+    rounds::RegroupResponse {
+        table: Some(wire_group(&table.group)),
+        generation: table.generation,
+        carried: table.carried,
+    }
+}
+
+/// A generation from its message form.
+///
+/// # Errors
+/// In words, when it is none.
+pub fn round(response: rounds::RegroupResponse) -> Result<RoundTable, String> {
+    let rounds::RegroupResponse { table, generation, carried } = response;
+    let group = group(table.ok_or("a generation without a table")?)?;
+    if generation == 0 || carried as usize > group.members.len() {
+        return Err(format!(
+            "generation {generation} with {carried} of {} members carried over",
+            group.members.len()
+        ));
+    }
+    Ok(RoundTable { generation, carried, group })
 }
 
 /// The message form of a loss.

@@ -18,6 +18,7 @@ pub mod memory;
 pub mod overview;
 pub mod preemption;
 pub mod request;
+pub mod rounds;
 pub mod waits;
 
 mod alive;
@@ -30,6 +31,7 @@ mod kv;
 mod lives;
 mod membership;
 mod once;
+mod regroup;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,6 +56,7 @@ use self::once::Once;
 use self::request::{
     BarrierCall, CallId, Device, Effect, Event, Join, Life, Process, Reply, ReplyTo, Request, State, WatchId,
 };
+use self::rounds::Rounds;
 use super::machine::Machine;
 use super::time::Time;
 
@@ -79,6 +82,7 @@ enum Held {
     Poll,
     Job(String),
     Group(String),
+    Round(String),
     Departure(Slot),
 }
 
@@ -102,6 +106,7 @@ pub struct Coordinator {
     alive: AliveRounds,
     feed: ErrorFeed,
     groups: Groups,
+    rounds: Rounds,
     losses: Losses,
     departure: Departure,
     gathering: Gathering,
@@ -128,6 +133,7 @@ impl Coordinator {
             alive: AliveRounds::default(),
             feed: ErrorFeed::default(),
             groups: Groups::new(limits.groups),
+            rounds: Rounds::new(limits.groups),
             losses: Losses::new(config.reconnect_grace),
             departure: Departure::new(config.shutdown_timeout),
             gathering: Gathering::new(config.register_timeout),
@@ -236,6 +242,7 @@ impl Coordinator {
             Request::AliveTasks { source, tasks } => return self.alive_tasks(&source, &tasks, to, out),
             Request::PollForError { task } => return self.poll_for_error(&task, to),
             Request::Join(join) => return self.join(now, *join, to, out),
+            Request::Regroup(wish) => return self.regroup(now, *wish, to, out),
             Request::ReportLoss { reporter, incarnation, lost, seen, detail } => {
                 let reporter = self.members.slot(&reporter)?;
                 self.members.connected_as(reporter, incarnation)?;
@@ -442,6 +449,7 @@ impl Coordinator {
             }
             Some(Held::Job(job)) => self.members.forget_watcher(&job, reply),
             Some(Held::Group(name)) => self.groups.forget(&name, reply),
+            Some(Held::Round(name)) => self.rounds.forget(&name, reply),
             Some(Held::Departure(slot)) => self.departure.forget(slot, reply),
         }
     }
@@ -466,6 +474,7 @@ impl Coordinator {
         self.alive.stop(&error, out);
         self.feed.tell_all(&error, out);
         self.groups.stop(&error, out);
+        self.rounds.stop(&error, out);
         for to in self.departure.stop() {
             out.push(Effect::Reply { to, result: Ok(Reply::Done) });
         }
@@ -501,6 +510,7 @@ impl Machine for Coordinator {
             Event::Stop => self.stop(out),
         }
         self.depart(now, out);
+        self.close_rounds(now, out);
         self.settle(&out[from..]);
         self.remember(from, out);
     }
@@ -522,9 +532,11 @@ impl Machine for Coordinator {
         }
         self.barriers.expire(now, &self.members, out);
         self.groups.expire(now, &self.members, out);
+        self.rounds.expire(now, &self.members, out);
         self.members.expire_wait(now, self.config.register_timeout, out);
         self.gathering.expire(now, &self.members, out);
         self.depart(now, out);
+        self.close_rounds(now, out);
         self.settle(&out[from..]);
         self.remember(from, out);
     }
@@ -537,6 +549,7 @@ impl Machine for Coordinator {
             self.losses.deadline(),
             self.barriers.deadline(),
             self.groups.deadline(),
+            self.rounds.deadline(),
             self.members.deadline(),
             self.departure.deadline(),
             self.gathering.deadline(),

@@ -70,11 +70,15 @@ impl Coordinator {
             present,
             epoch: table.epoch,
         };
+        let rounds = self.rounds.made().map(|(name, table, present)| GroupView {
+            name: format!("{name}, generation {}", table.generation),
+            ..group((name, &table.group, present))
+        });
         Overview {
             now,
             tasks: tasks.iter().map(task).collect(),
             waits: self.waits(names),
-            groups: self.groups.made().map(group).collect(),
+            groups: self.groups.made().map(group).chain(rounds).collect(),
             heartbeat_limit: self.config.heartbeat_limit,
         }
     }

@@ -12,6 +12,7 @@ use super::groups::GroupTable;
 use super::losses::Loss;
 use super::memory::Write;
 use super::overview::Overview;
+use super::rounds::{RoundLimits, RoundTable};
 use super::waits::Wait;
 use crate::core::time::Time;
 
@@ -96,6 +97,33 @@ pub struct Join {
     pub fresh_secret: [u8; 16],
 }
 
+/// A caller's wish to be in the next generation of an elastic group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Regroup {
+    /// Name of the group.
+    pub group: String,
+    /// The caller.
+    pub process: Process,
+    /// The generation that the caller was in last; 0 for none.
+    pub after: u64,
+    /// How few and how many members a generation may have.
+    pub limits: RoundLimits,
+    /// The round closes at once when so many are there.
+    pub enough: u32,
+    /// With fewer it closes so long after it could.
+    pub last_call: Duration,
+    /// Newcomers may enter, as far as the caller is concerned.
+    pub newcomers: bool,
+    /// Where the caller's data plane is reached; carried unread.
+    pub addresses: Vec<u8>,
+    /// How long the caller waits; `None` for the coordinator's own limit.
+    pub timeout: Option<Duration>,
+    /// The coordinator runs in the caller's process.
+    pub hosts_coordinator: bool,
+    /// Random bytes, drawn by the driver. Those of rank 0 become the group's secret.
+    pub fresh_secret: [u8; 16],
+}
+
 /// A call to a barrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BarrierCall {
@@ -169,6 +197,8 @@ pub enum Request {
     PollForError { task: TaskId },
     /// Enter a group.
     Join(Box<Join>),
+    /// Be in the next generation of an elastic group.
+    Regroup(Box<Regroup>),
     /// A task is lost, or gives up itself.
     ReportLoss { reporter: TaskId, incarnation: Incarnation, lost: TaskId, seen: Incarnation, detail: String },
     /// A task fails because of another.
@@ -226,6 +256,7 @@ impl Request {
             Request::Barrier(call) => Some(&call.source),
             Request::CancelBarrier { source, .. } | Request::AliveTasks { source, .. } => Some(source),
             Request::Join(join) => Some(&join.process.task),
+            Request::Regroup(wish) => Some(&wish.process.task),
             Request::ReportLoss { reporter, .. } | Request::Blame { reporter, .. } => Some(reporter),
             Request::Watch { process, .. } => Some(&process.task),
             Request::Once { call, .. } => Some(&call.task),
@@ -290,6 +321,8 @@ pub enum Reply {
     Alive(Vec<(TaskId, Incarnation)>),
     /// The group.
     Group(Arc<GroupTable>),
+    /// The next generation of an elastic group.
+    Round(Arc<RoundTable>),
     /// Who waits, the longest first, and what time it is.
     Waits { waits: Vec<Wait>, now: Time },
     /// All that is known.

@@ -81,6 +81,11 @@ impl Coordinator {
             let wait = self.wait(Awaited::Group(group.name), times, &group.here, &group.late, names);
             waits.push(Wait { late_count: group.missing, ..wait });
         }
+        for round in self.rounds.open() {
+            let times = (round.since, Some(round.deadline));
+            let wait = self.wait(Awaited::Group(round.name), times, &round.here, &round.late, names);
+            waits.push(Wait { late_count: round.missing, ..wait });
+        }
         self.add_callers(names, &mut waits);
         waits.sort_by(|a, b| (a.since, &a.awaited).cmp(&(b.since, &b.awaited)));
         waits
@@ -96,9 +101,12 @@ impl Coordinator {
                 Held::Alive(tasks) => (Awaited::Alive, Some(&tasks[..])),
                 Held::Departure(_) => (Awaited::Departure, None),
                 // Told already, or waits for nobody.
-                Held::Gathering(_) | Held::Barrier(_) | Held::Group(_) | Held::Poll | Held::Job(_) => {
-                    continue;
-                }
+                Held::Gathering(_)
+                | Held::Barrier(_)
+                | Held::Group(_)
+                | Held::Round(_)
+                | Held::Poll
+                | Held::Job(_) => continue,
             };
             let (since, callers) = found.entry(key).or_insert((caller.since, Vec::new()));
             *since = (*since).min(caller.since);

@@ -26,6 +26,7 @@
 mod accidents;
 mod check;
 mod crashes;
+mod elastic;
 mod election;
 mod model;
 pub(in crate::core) mod random;
@@ -36,6 +37,7 @@ mod world;
 use std::fmt;
 use std::time::Duration;
 
+pub use self::elastic::{ElasticReport, run_elastic};
 pub use self::election::{ElectionReport, run_election};
 use self::world::World;
 use super::time::Time;

@@ -11,6 +11,7 @@ mod connect;
 mod errors;
 mod link;
 mod operations;
+mod rounds;
 mod route;
 mod surveys;
 
@@ -26,10 +27,12 @@ pub use self::alarms::Alarm;
 pub use self::connect::Seen;
 pub use self::errors::{AgentError, BarrierError, JoinError, LeaveError, ReportError, StoreError};
 pub use self::operations::GroupRequest;
+pub use self::rounds::RoundRequest;
 pub use crate::core::agent::AgentTimes;
 pub use crate::core::coordination::groups::{GroupMember, GroupTable};
 pub use crate::core::coordination::losses::{Evidence, Loss};
 pub use crate::core::coordination::request::Process;
+pub use crate::core::coordination::rounds::{RoundLimits, RoundTable};
 
 use self::alarms::Alarms;
 use self::errors::CallFailure;

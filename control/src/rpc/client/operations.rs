@@ -21,9 +21,9 @@ use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
 
 /// Time that a call gets beyond the wait that it asks for, so that the coordinator's own answer, which names who is
 /// missing, comes first.
-const MARGIN: Duration = Duration::from_secs(2);
+pub(super) const MARGIN: Duration = Duration::from_secs(2);
 /// Longer waits, such as those meant to be for ever, are as long as this: clocks do not count further than some centuries.
-const LONGEST_WAIT: Duration = BARRIER_TIMEOUT_LIMIT;
+pub(super) const LONGEST_WAIT: Duration = BARRIER_TIMEOUT_LIMIT;
 /// Between two tries of a wait whose connection broke.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -265,8 +265,19 @@ impl Agent {
     ///
     /// It is called on the agent's thread and must be quick; it must not call the agent.
     pub fn on_preemption(&self, listener: impl FnOnce(Option<SystemTime>) + Send + 'static) {
+        self.on_key(preemption::NOTICE_KEY, move |value| {
+            let text = String::from_utf8(value).unwrap_or_default();
+            let seconds = preemption::parse_time(&text).and_then(|seconds| u64::try_from(seconds).ok());
+            listener(seconds.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)));
+        });
+    }
+
+    /// Calls `listener` once with the value of a key, when it is written; at once, if it is there.
+    ///
+    /// It is called on the agent's thread and must be quick; it must not call the agent.
+    pub fn on_key(&self, key: &str, listener: impl FnOnce(Vec<u8>) + Send + 'static) {
         let (route, signature) = (self.route.clone(), self.signature());
-        let request = tf::GetKeyValueRequest { key: preemption::NOTICE_KEY.to_owned() };
+        let request = tf::GetKeyValueRequest { key: key.to_owned() };
         let ask = move |channel| {
             let (mut client, request) = (coordination(channel, signature.clone()), request.clone());
             async move { client.get_key_value(request).await }
@@ -283,7 +294,7 @@ impl Agent {
                                 tokio::time::sleep(ASK_AGAIN).await;
                             }
                             Err(status) => {
-                                tracing::debug!(%status, "no notice of a preemption will come");
+                                tracing::debug!(%status, "no word of a key will come");
                                 std::future::pending::<()>().await;
                             }
                         }
@@ -291,9 +302,7 @@ impl Agent {
                 } => answer,
                 _ = super::ended(&mut stage) => return,
             };
-            let text = String::from_utf8(answer.kv.unwrap_or_default().value).unwrap_or_default();
-            let seconds = preemption::parse_time(&text).and_then(|seconds| u64::try_from(seconds).ok());
-            listener(seconds.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)));
+            listener(answer.kv.unwrap_or_default().value);
         });
     }
 
@@ -382,7 +391,7 @@ fn coordination(channel: Channel, signature: Signature) -> Coordination {
 }
 
 /// Milliseconds until then, at least 1: a wait that is asked for again is as long as what is left of it.
-fn left_ms(until: Instant) -> u64 {
+pub(super) fn left_ms(until: Instant) -> u64 {
     let left = until.saturating_duration_since(Instant::now()).as_millis();
     u64::try_from(left).unwrap_or(u64::MAX).max(1)
 }

@@ -12,6 +12,7 @@ mod desk;
 pub mod eager;
 mod office;
 mod push;
+mod rounds;
 mod session;
 mod standard;
 mod status;
@@ -423,6 +424,7 @@ async fn serve(
         .add_service(coordination)
         .add_service(xla)
         .add_service(session)
+        .add_service(rounds::service(desk.clone()))
         .add_service(status)
         .serve_with_incoming_shutdown(connections, async {
             let _ = drained.await;

@@ -6,8 +6,9 @@ use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 
 /// The services of ours that health is asked about by name. The empty name stands for the whole port.
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 6] = [
     "",
+    "ringway.rounds.v1.Rounds",
     "ringway.v1.SessionSetup",
     "ringway.v1.Status",
     "tensorflow.CoordinationService",
