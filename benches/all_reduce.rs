@@ -8,7 +8,7 @@ use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member
 use ringway_collectives::reduce::ReduceOp;
 use ringway_collectives::schedule::Algorithm;
 use ringway_dataplane::memory::Buffer;
-use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer, Transport};
+use ringway_dataplane::transport::{Hub, Keyring, LoopbackConfig, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, TcpTransport};
 use ringway_topology::model::order::Site;
 use std::net::Ipv4Addr;
@@ -35,7 +35,8 @@ fn loopback(ranks: u32) -> Ends {
 fn tcp(ranks: u32) -> Ends {
     let end = |me| {
         let bind = vec![Bind::new(Ipv4Addr::LOCALHOST.into(), "lo")];
-        TcpTransport::new(Config::new(me, [7; 16], 1 + u64::from(me), bind)).expect("a port on 127.0.0.1")
+        TcpTransport::new(Config::new(me, Keyring::of([7; 32]), 1 + u64::from(me), bind))
+            .expect("a port on 127.0.0.1")
     };
     let mut ends: Vec<TcpTransport> = (0..ranks).map(end).collect();
     let addresses: Vec<_> = ends.iter().map(|end| end.address()).collect();

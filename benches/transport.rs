@@ -5,7 +5,9 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ringway_dataplane::memory::{Pool, Region};
-use ringway_dataplane::transport::{Event, Hub, LoopbackConfig, Op, OpId, Peer, Stamp, Tag, Transport};
+use ringway_dataplane::transport::{
+    Event, Hub, Keyring, LoopbackConfig, Op, OpId, Peer, Stamp, Tag, Transport,
+};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +30,7 @@ fn pair(name: &str) -> Result<[Box<dyn Transport>; 2], String> {
     let driver = if name == "uring" { DriverChoice::Uring } else { DriverChoice::Epoll };
     let end = |me| {
         let bind = vec![Bind::new(Ipv4Addr::LOCALHOST.into(), "lo")];
-        let config = Config { driver, ..Config::new(me, [7; 16], 1 + u64::from(me), bind) };
+        let config = Config { driver, ..Config::new(me, Keyring::of([7; 32]), 1 + u64::from(me), bind) };
         TcpTransport::new(config).map_err(|e| e.to_string())
     };
     let (mut first, mut second) = (end(0)?, end(1)?);

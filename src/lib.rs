@@ -38,6 +38,7 @@ pub use ringway_dataplane::memory::{Bool, Buffer, DType, Element};
 
 /// A client of a master: graphs, and steps of them over the tasks of a cluster.
 pub mod session {
+    pub use ringway_control::rpc::credentials::Credentials;
     pub use ringway_control::session::{
         Attr, AttrValue, Code, ConfigProto, GraphBuilder, GraphDef, NodeBuilder, Op, Options, Output,
         Session, SessionError,

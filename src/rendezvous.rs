@@ -98,7 +98,14 @@ impl Rendezvous {
         let all_local = members.iter().all(|m| m.host == members[0].host);
         let name = |rank: usize| format!("rank {rank}");
         let (pool, rank) = (Pool::default(), comm.rank());
-        let options = TaskOptions { name: name(rank as usize), all_local, pool, on_loss: None };
+        let options = TaskOptions {
+            name: name(rank as usize),
+            all_local,
+            pool,
+            on_loss: None,
+            // Cards travel over the data plane, so no secret is in them.
+            group: Some(comm.world().key().clone()),
+        };
         let tasks = TaskRendezvous::open(settings, options)?;
         let card = tasks.to_bytes();
         let mut mine = vec![0u8; CARD_BYTES];

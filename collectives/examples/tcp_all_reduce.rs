@@ -5,7 +5,7 @@
 
 use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member};
 use ringway_collectives::reduce::ReduceOp;
-use ringway_dataplane::transport::{Address, Peer, Transport};
+use ringway_dataplane::transport::{Address, Keyring, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
 use ringway_topology::model::order::Site;
 use std::io::{BufRead, BufReader, Write};
@@ -112,7 +112,8 @@ fn main() {
     arguments.retain(|a| a != "child");
     let w = wanted(&arguments);
     let bind = vec![Bind::new([127, 0, 0, 1].into(), "lo")];
-    let mut config = Config { driver: w.driver, ..Config::new(u32::from(child), [7; 16], 1, bind) };
+    let mut config =
+        Config { driver: w.driver, ..Config::new(u32::from(child), Keyring::of([7; 32]), 1, bind) };
     config.socket_buffer_bytes = w.socket_buffer_bytes;
     config.eager_bytes = w.eager_bytes.unwrap_or(config.eager_bytes);
     let mut transport = TcpTransport::new(config).expect("a TCP transport");

@@ -8,12 +8,12 @@ use harness::ranks_over;
 use ringway_collectives::engine::{CollectiveError, Communicator, EngineOptions};
 use ringway_collectives::reduce::ReduceOp;
 use ringway_dataplane::shm::{Config, ShmTransport};
-use ringway_dataplane::transport::{Address, Peer, Transport};
+use ringway_dataplane::transport::{Address, Keyring, Peer, Transport};
 use std::time::Duration;
 
 /// `n` transports of this process that know each other.
 fn transports(n: u32, shape: impl Fn(Config) -> Config) -> Vec<ShmTransport> {
-    let open = |me| ShmTransport::new(shape(Config::new(me, [5; 16], 70 + u64::from(me))));
+    let open = |me| ShmTransport::new(shape(Config::new(me, Keyring::of([5; 32]), 70 + u64::from(me))));
     let mut all: Vec<ShmTransport> = (0..n).map(|me| open(me).expect("shared memory")).collect();
     let addresses: Vec<Address> = all.iter().map(Transport::address).collect();
     for (me, transport) in all.iter_mut().enumerate() {

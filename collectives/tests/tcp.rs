@@ -7,7 +7,7 @@ use harness::{communicator, ranks_over, within};
 use ringway_collectives::engine::{CollectiveError, EngineOptions};
 use ringway_collectives::reduce::ReduceOp;
 use ringway_collectives::schedule::{Algorithm, Collective};
-use ringway_dataplane::transport::{Address, Peer, Transport};
+use ringway_dataplane::transport::{Address, Keyring, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
 use std::sync::Barrier;
 
@@ -15,7 +15,7 @@ use std::sync::Barrier;
 fn transports(n: u32, driver: DriverChoice, eager_bytes: u32) -> Vec<TcpTransport> {
     let open = |me| {
         let bind = vec![Bind::new([127, 0, 0, 1].into(), "lo")];
-        TcpTransport::new(Config { driver, eager_bytes, ..Config::new(me, [3; 16], 1, bind) })
+        TcpTransport::new(Config { driver, eager_bytes, ..Config::new(me, Keyring::of([3; 32]), 1, bind) })
     };
     let mut all: Vec<TcpTransport> = (0..n).map(|me| open(me).expect("a TCP transport")).collect();
     let addresses: Vec<Address> = all.iter().map(Transport::address).collect();

@@ -93,7 +93,7 @@ fn ranks_find_each_other_in_one_round() {
         assert_eq!(member.process.task, worker(rank as u32));
         assert_eq!(member.addresses, [rank as u8; 3]);
     }
-    assert_ne!(table.secret, [0; 16]);
+    assert_ne!(table.secret, [0; 32]);
     assert!(!server.wait_until_empty(Duration::ZERO));
     job.into_iter().for_each(|(agent, _)| agent.leave().unwrap());
     assert!(server.wait_until_empty(PATIENCE));

@@ -13,6 +13,7 @@ use ringway_control::core::coordination::CoordinatorConfig;
 use ringway_control::core::status::{Look, RankReport};
 use ringway_control::rpc::client::status::{LookError, Place, Question, look};
 use ringway_control::rpc::client::{Agent, AgentConfig, Process};
+use ringway_control::rpc::credentials::Credentials;
 use ringway_control::rpc::serve::{Server, ServerConfig};
 use ringway_control::window::{Heading, WindowConfig, socket};
 use ringway_topology::{HostId, Incarnation, TaskId};
@@ -46,7 +47,7 @@ fn agent(server: &Server, index: u32) -> Agent {
 
 fn ask(server: &Server, patience: Duration) -> Look {
     let question = Question { ranks: true, flight: false, patience };
-    look(&Place::Address(server.local_addr().to_string()), question).unwrap()
+    look(&Place::Address(server.local_addr().to_string()), question, &Credentials::default()).unwrap()
 }
 
 fn connected(look: &Look) -> usize {
@@ -117,11 +118,11 @@ fn who_is_no_coordination_service_is_said() {
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
     let question = Question { ranks: false, flight: false, patience: Duration::from_millis(100) };
-    let error = look(&Place::Address(address), question).unwrap_err();
+    let error = look(&Place::Address(address), question, &Credentials::default()).unwrap_err();
     assert!(matches!(error, LookError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("connection refused"), "{error}");
     assert!(matches!(
-        look(&Place::Address("not an address".to_owned()), question),
+        look(&Place::Address("not an address".to_owned()), question, &Credentials::default()),
         Err(LookError::Address { .. } | LookError::Unreachable { .. })
     ));
 }
@@ -206,11 +207,11 @@ fn a_service_shows_itself_on_its_socket_while_it_lives() {
     // Beside it is one for programs.
     let calls = path.with_extension("grpc");
     let question = Question { ranks: true, flight: false, patience: PATIENCE };
-    let seen = look(&Place::Socket(calls.clone()), question).unwrap();
+    let seen = look(&Place::Socket(calls.clone()), question, &Credentials::default()).unwrap();
     assert_eq!((connected(&seen), seen.reports.len()), (2, 2), "{seen:?}");
     drop(agents);
     drop(server);
     assert!(!path.exists() && !calls.exists());
-    let error = look(&Place::Socket(calls), question).unwrap_err();
+    let error = look(&Place::Socket(calls), question, &Credentials::default()).unwrap_err();
     assert!(matches!(error, LookError::Unreachable { .. }), "{error}");
 }

@@ -8,7 +8,7 @@
 //! `pingpong both …` the program starts its own second process. IP is the address to listen on, 127.0.0.1 if not given.
 
 use ringway_dataplane::memory::{Pool, Region};
-use ringway_dataplane::transport::{Address, Event, Op, OpId, Peer, Stamp, Tag, Transport};
+use ringway_dataplane::transport::{Address, Event, Keyring, Op, OpId, Peer, Stamp, Tag, Transport};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -174,7 +174,7 @@ fn side(me: u32, driver: &str, register: &str, ip: &str) -> Result<Side, Failure
     };
     let ip = if ip.is_empty() { std::net::Ipv4Addr::LOCALHOST.into() } else { ip.parse()? };
     let bind = Bind::new(ip, "as given");
-    let config = Config { driver, ..Config::new(me, [7; 16], u64::from(me) + 1, vec![bind]) };
+    let config = Config { driver, ..Config::new(me, Keyring::of([7; 32]), u64::from(me) + 1, vec![bind]) };
     let pool = Pool::default();
     let (source, target) = (pool.region(16 << 20)?, pool.region(16 << 20)?);
     let mut transport = TcpTransport::new(config)?;

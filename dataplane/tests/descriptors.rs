@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 
 use ringway_dataplane::memory::Pool;
-use ringway_dataplane::transport::{CauseKind, Event, Op, OpError, OpId, Peer, Stamp, Tag, Transport};
+use ringway_dataplane::transport::{
+    CauseKind, Event, Keyring, Op, OpError, OpId, Peer, Stamp, Tag, Transport,
+};
 use ringway_dataplane::uring::{Bind, Config, TcpTransport};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::fs::File;
@@ -16,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 fn transport(me: u32) -> TcpTransport {
     let at = vec![Bind::new(IpAddr::V4(Ipv4Addr::LOCALHOST), "lo")];
-    TcpTransport::new(Config::new(me, [9; 16], 100 + u64::from(me), at)).unwrap()
+    TcpTransport::new(Config::new(me, Keyring::of([9; 32]), 100 + u64::from(me), at)).unwrap()
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use ringway_dataplane::memory::Pool;
 use ringway_dataplane::rdma::choice::{Choice, choose};
 use ringway_dataplane::rdma::{Config, RdmaConfig, RdmaTransport, survey};
-use ringway_dataplane::transport::{Cause, CauseKind, Event, Op, OpId, Peer, Stamp, Tag, Transport};
+use ringway_dataplane::transport::{Cause, CauseKind, Event, Keyring, Op, OpId, Peer, Stamp, Tag, Transport};
 
 /// Says whether a missing device fails the test, as where it is known to be there: `require`.
 const WANTED: &str = "RINGWAY_TEST_RDMA";
@@ -23,7 +23,7 @@ fn rails() -> Option<Choice> {
 /// One device for each member, so that packets really travel.
 fn open(me: u32, incarnation: u64, choice: &Choice) -> RdmaTransport {
     let rail = choice.rails[me as usize % choice.rails.len()].clone();
-    let mut config = Config::new(me, [7; 16], incarnation);
+    let mut config = Config::new(me, Keyring::of([7; 32]), incarnation);
     config.rdma.timeout = 14;
     RdmaTransport::open(config, &Choice { rails: vec![rail], verdicts: Vec::new() }).unwrap()
 }

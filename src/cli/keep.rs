@@ -5,13 +5,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use super::say;
-use super::serve::{ServeCommandError, resolve};
+use super::serve::{ServeCommandError, reload, resolve};
 use super::signals::Signals;
 use ringway_control::launch::RANK_JOB;
-use ringway_control::rpc::serve::Keep;
+use ringway_control::rpc::credentials::Credentials;
+use ringway_control::rpc::serve::{Keep, ServeError};
 use ringway_control::runtime::serve_cluster;
-use ringway_control::settings::{HostPort, Settings};
+use ringway_control::settings::{HostPort, Settings, TlsFiles};
 use ringway_control::store::etcd::EtcdAddress;
 use ringway_control::store::file::{FileStore, Sync};
 use ringway_control::window::WindowConfig;
@@ -34,9 +37,18 @@ pub(super) struct KeepArgs {
     /// When what was written to the file must have reached the disk
     #[arg(long, value_name = "WHEN", default_value = "every", requires = "state")]
     state_sync: When,
-    /// Keep them in etcd: any number of candidates stand there, and one of them leads
+    /// Keep them in etcd, with etcds:// in TLS: any number of candidates stand there, and one of them leads
     #[arg(long, value_name = "etcd://HOST,HOST,...", requires = "ranks", conflicts_with = "state")]
     store: Option<String>,
+    /// Show etcd this certificate, PEM; without it, the process's own (--tls-cert)
+    #[arg(long, value_name = "FILE", requires_all = ["store", "store_key", "store_ca"])]
+    store_cert: Option<PathBuf>,
+    /// Its key, PEM
+    #[arg(long, value_name = "FILE", requires = "store_cert")]
+    store_key: Option<PathBuf>,
+    /// The authorities whose certificates etcd may have, PEM
+    #[arg(long, value_name = "FILE", requires = "store_cert")]
+    store_ca: Option<PathBuf>,
     /// Where ranks find this candidate, if it does not listen there
     #[arg(long, value_name = "HOST:PORT", requires = "store")]
     advertise: Option<String>,
@@ -56,7 +68,37 @@ impl KeepArgs {
         self.ranks
     }
 
-    fn keep(&self, bind: &HostPort, settings: &Settings) -> Result<Keep, ServeCommandError> {
+    /// What etcd is shown: certificates of its own, or those of the process.
+    fn credentials(
+        &self,
+        store: &str,
+        tls: bool,
+        own: &Credentials,
+    ) -> Result<Credentials, ServeCommandError> {
+        let files = (self.store_cert.clone(), self.store_key.clone(), self.store_ca.clone());
+        let unfit = |why: &str| ServeCommandError::Store { given: store.to_owned(), why: why.to_owned() };
+        match files {
+            (Some(_), ..) if !tls => Err(unfit("--store-cert is for etcds://")),
+            (Some(certificate), Some(key), Some(authorities)) => {
+                let settings = ["--store-cert", "--store-key", "--store-ca"];
+                let files = TlsFiles { certificate, key, authorities, name: None, settings };
+                Ok(Credentials::of_files(files).map_err(ServeError::from)?)
+            }
+            _ if tls && own.tls().is_none() => Err(unfit(
+                "etcds:// needs certificates: give --store-cert, --store-key and --store-ca, or RINGWAY_TLS_CERT, \
+                 RINGWAY_TLS_KEY and RINGWAY_TLS_CA if etcd has the same authority",
+            )),
+            _ if tls => Ok(own.certificates()),
+            _ => Ok(Credentials::default()),
+        }
+    }
+
+    fn keep(
+        &self,
+        bind: &HostPort,
+        settings: &Settings,
+        own: &Credentials,
+    ) -> Result<Keep, ServeCommandError> {
         let failover = settings.failover_timeout;
         if let Some(path) = &self.state {
             let sync = if self.state_sync == When::Every { Sync::Every } else { Sync::System };
@@ -77,7 +119,8 @@ impl KeepArgs {
         };
         // etcd counts seconds.
         let lease = Duration::from_secs(settings.lease.as_millis().div_ceil(1000) as u64);
-        Ok(Keep::Etcd { address, lease, advertise: advertise.to_string(), failover })
+        let credentials = self.credentials(store, address.tls, own)?;
+        Ok(Keep::Etcd { address, credentials, lease, advertise: advertise.to_string(), failover })
     }
 }
 
@@ -94,7 +137,12 @@ pub(super) fn run(
 ) -> Result<ExitCode, ServeCommandError> {
     let given = bind.unwrap_or(BIND);
     let bind = HostPort::parse(given).ok_or_else(|| ServeCommandError::Bind { given: given.to_owned() })?;
-    let keep = args.keep(&bind, settings)?;
+    let credentials = Credentials::from_settings(settings).map_err(ServeError::from)?;
+    let keep = args.keep(&bind, settings, &credentials)?;
+    let of_store = match &keep {
+        Keep::Etcd { credentials, .. } => credentials.clone(),
+        Keep::Nowhere | Keep::File { .. } => Credentials::default(),
+    };
     let how = match &keep {
         Keep::Nowhere => String::new(),
         Keep::File { store, .. } => format!(", kept in {}", store.path().display()),
@@ -104,12 +152,19 @@ pub(super) fn run(
     let name = settings.job_id.as_deref().unwrap_or(NAME);
     let window = WindowConfig::new(settings, format!("coordinator-{}", bind.port), name, Some(0));
     let jobs = vec![(RANK_JOB.to_owned(), ranks)];
-    let server = serve_cluster(at, jobs, Vec::new(), None, keep, settings, window)?;
+    let shown = (credentials.clone(), window);
+    let server = serve_cluster(at, jobs, Vec::new(), None, keep, settings, shown)?;
     say(&format!("serve: coordination of {ranks} ranks{how}, at {}; SIGTERM ends it", server.local_addr()));
-    while signals.wait(Some(LOOK_EVERY)).map_err(ServeCommandError::Signals)?.is_empty() {
+    loop {
+        let arrived = signals.wait(Some(LOOK_EVERY)).map_err(ServeCommandError::Signals)?;
+        if arrived.iter().any(|signal| *signal != Signal::HUP) {
+            return Ok(ExitCode::SUCCESS);
+        }
+        if !arrived.is_empty() {
+            reload(of_store.reload().and_then(|_| credentials.reload()));
+        }
         if server.has_ended() {
             return Err(ServeCommandError::Ended);
         }
     }
-    Ok(ExitCode::SUCCESS)
 }

@@ -5,6 +5,7 @@ mod completions;
 mod doctor;
 mod keep;
 mod run;
+mod security;
 mod serve;
 mod signals;
 mod status;

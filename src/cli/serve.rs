@@ -10,10 +10,12 @@ use rustix::process::Signal;
 
 use super::keep;
 use super::say;
+use super::security::SecurityArgs;
 use super::signals::Signals;
 use ringway::log::LogError;
 use ringway_control::launch::cluster::{Cluster, ClusterError};
 use ringway_control::rpc::serve::ServeError;
+use ringway_control::rpc::tls::TlsError;
 use ringway_control::runtime::task::{Task, TaskError};
 use ringway_control::runtime::worker::Traffic;
 use ringway_control::settings::{HostPort, Settings, SettingsError};
@@ -36,6 +38,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 A cluster is JSON: {"JOB": ["HOST:PORT", ...]}, with the tasks of a job in order; or, as in
 TensorFlow's ClusterDef, {"job": [{"name": "JOB", "tasks": {"0": "HOST:PORT"}}]}.
+
+Beyond this host it listens with a token, TLS or --insecure alone. Clients of TensorFlow and JAX
+can send no token and speak no TLS: for them, loopback or --insecure, on a network of the job's
+own. SIGHUP reads certificates again.
+
+  openssl rand -hex 32 > token; chmod 600 token
+  ringway serve --cluster cluster.json --job worker --task 0 --token-file token
 
 Ranks find a service outside of them by RINGWAY_COORDINATOR=HOST:PORT and
 RINGWAY_COORDINATOR_BY=outside; several candidates (--store) by all their addresses, with
@@ -60,6 +69,11 @@ pub(crate) struct Args {
     /// Listen here instead of at the task's own address
     #[arg(long, value_name = "HOST:PORT")]
     bind: Option<String>,
+    #[command(flatten)]
+    security: SecurityArgs,
+    /// Listen beyond this host with neither token nor TLS: whoever reaches the port can take part [RINGWAY_INSECURE]
+    #[arg(long, help_heading = "Who may take part")]
+    insecure: bool,
 }
 
 /// Why the service could not run.
@@ -140,9 +154,12 @@ pub(crate) enum ServeCommandError {
 /// # Errors
 /// When the cluster is not sound or the address cannot be listened on.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
-    let settings = Settings::from_env()?;
+    let mut options = args.security.settings();
+    options.extend(args.insecure.then(|| ("RINGWAY_INSECURE", "on".into())));
+    let settings = Settings::from_env_and(&options)?;
     ringway::log::start(&settings)?;
-    let mut signals = Signals::catch(&[Signal::TERM, Signal::INT]).map_err(ServeCommandError::Signals)?;
+    let mut signals =
+        Signals::catch(&[Signal::TERM, Signal::INT, Signal::HUP]).map_err(ServeCommandError::Signals)?;
     if let Some(ranks) = args.kept.ranks() {
         return keep::run(&args.kept, ranks, args.bind.as_deref(), &settings, signals);
     }
@@ -163,8 +180,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
     say(&format!("serve: {job}:{task} of {tasks} tasks, at {}; SIGTERM ends it", served.local_addr()));
     let arrived = loop {
         let arrived = signals.wait(None).map_err(ServeCommandError::Signals)?;
-        if !arrived.is_empty() {
+        if arrived.iter().any(|signal| *signal != Signal::HUP) {
             break arrived;
+        }
+        if !arrived.is_empty() {
+            reload(served.reload_certificates());
         }
     };
     if arrived.contains(&Signal::TERM) {
@@ -190,11 +210,23 @@ fn say_farewell(task: &Task, grace: Duration, signals: &mut Signals) -> Result<(
     ));
     let deadline = Instant::now() + grace;
     while Instant::now() < deadline && !task.wait_until_alone(Duration::ZERO) {
-        if !signals.wait(Some(LOOK_AGAIN)).map_err(ServeCommandError::Signals)?.is_empty() {
+        let arrived = signals.wait(Some(LOOK_AGAIN)).map_err(ServeCommandError::Signals)?;
+        if arrived.iter().any(|signal| *signal != Signal::HUP) {
             break;
         }
     }
     Ok(())
+}
+
+/// SIGHUP: connections that stand go on.
+pub(super) fn reload(result: Result<Option<String>, TlsError>) {
+    match result {
+        Ok(Some(names)) => say(&format!("serve: certificates read again; this one is for {names}")),
+        Ok(None) => say("serve: SIGHUP: there are no certificates to read again"),
+        Err(error) => {
+            say(&format!("serve: certificates not read again, those before stay in force: {error}"))
+        }
+    }
 }
 
 fn read_cluster(given: &str) -> Result<String, ServeCommandError> {

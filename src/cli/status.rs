@@ -17,6 +17,8 @@ use find::FindError;
 use records::RecordsError;
 use ringway_control::core::status::{Look, text};
 use ringway_control::rpc::client::status::{LookError, Place, Question, look};
+use ringway_control::rpc::credentials::Credentials;
+use ringway_control::rpc::tls::TlsError;
 use ringway_control::settings::{Settings, SettingsError};
 
 /// Default of `--timeout-ms`.
@@ -84,6 +86,9 @@ pub(crate) enum StatusError {
     /// Standard output is gone.
     #[error("cannot print: {0}")]
     Print(#[from] io::Error),
+    /// The files of TLS cannot be used.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
 }
 
 /// Looks, and prints or writes what was found.
@@ -101,27 +106,28 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, StatusError> {
         [] => find::coordinator(&settings, args.job.as_deref())?,
         given => given.iter().map(|address| Place::Address(address.trim().to_owned())).collect(),
     };
+    let credentials = Credentials::from_settings(&settings)?;
     let flight = args.dump.is_some() || args.perfetto.is_some();
     let question = Question { ranks: true, flight, patience: Duration::from_millis(args.timeout_ms) };
     if flight {
-        return collect(args, &settings, ask(&places, question)?);
+        return collect(args, &settings, ask(&places, question, &credentials)?);
     }
     let Some(every_s) = args.watch else {
-        show(args.json, "", &ask(&places, question)?)?;
+        show(args.json, "", &ask(&places, question, &credentials)?)?;
         return Ok(ExitCode::SUCCESS);
     };
     let clear = if io::stdout().is_terminal() && !args.json { CLEAR } else { "" };
     loop {
-        show(args.json, clear, &ask(&places, question)?)?;
+        show(args.json, clear, &ask(&places, question, &credentials)?)?;
         std::thread::sleep(Duration::from_secs(every_s));
     }
 }
 
 /// Asks one place after the other, as of several candidates one leads. Where none tells, what the last says.
-fn ask(places: &[Place], question: Question) -> Result<Look, LookError> {
+fn ask(places: &[Place], question: Question, credentials: &Credentials) -> Result<Look, LookError> {
     let mut told = Err(LookError::Address { address: String::new() });
     for place in places {
-        told = look(place, question);
+        told = look(place, question, credentials);
         if told.is_ok() {
             break;
         }

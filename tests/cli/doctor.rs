@@ -29,6 +29,7 @@ fn every_subject_is_covered() {
     for subject in [
         "Settings",
         "Launch",
+        "Who may take part",
         "Network interfaces",
         "TCP congestion control",
         "io_uring",
@@ -49,7 +50,7 @@ fn every_subject_is_covered() {
 
 #[test]
 fn settings_say_where_they_come_from() {
-    let environment = [("RINGWAY_SLICE_BYTES", "1M"), ("RINGWAY_JOB_SECRET", "hunter2")];
+    let environment = [("RINGWAY_SLICE_BYTES", "1M"), ("RINGWAY_TOKEN", "hunter2.hunter2.hunter2")];
     let (_, report) = json(&environment);
     let facts = section(&report, "Settings")["facts"].as_array().unwrap();
     let fact =
@@ -71,6 +72,7 @@ fn problems_come_with_remedies_and_an_exit_code() {
     for (environment, title, said) in [
         (("RINGWAY_SPIN_USS", "1"), "Settings", "did you mean RINGWAY_SPIN_US?"),
         (("RINGWAY_WORLD_SIZE", "4"), "Launch", "RINGWAY_RANK"),
+        (("RINGWAY_TOKEN_FILE", "/no/such/file"), "Settings", "it cannot be read"),
         (("RINGWAY_SOCKET_IFNAME", "nosuchif"), "Network interfaces", "nosuchif"),
         (("RINGWAY_CONGESTION_CONTROL", "nosuchcc"), "TCP congestion control", "modprobe tcp_nosuchcc"),
     ] {

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const TAKEOVER: Duration = Duration::from_secs(5);
 
 /// A port that was free just now.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -154,7 +154,7 @@ fn a_service_that_is_killed_and_started_again_goes_on_from_its_state_file() {
 }
 
 /// etcd's server, or why there is none here.
-fn etcd() -> Option<PathBuf> {
+pub(crate) fn etcd() -> Option<PathBuf> {
     let paths = std::env::var_os("PATH")?;
     let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("etcd").join("usr/bin");
     let folders = std::env::split_paths(&paths).chain([unpacked]);

@@ -15,6 +15,7 @@ mod partition;
 mod process;
 mod rdma;
 mod run;
+mod security;
 mod serve;
 mod shared_memory;
 mod status;

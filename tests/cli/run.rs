@@ -14,7 +14,7 @@ fn ranks_are_told_who_they_are() {
     let run = script(
         &["-n", "3"],
         "echo $RINGWAY_RANK/$RINGWAY_WORLD_SIZE $RINGWAY_LOCAL_RANK/$RINGWAY_LOCAL_SIZE $RINGWAY_COORDINATOR_BY; \
-         test -n \"$RINGWAY_JOB_ID\" -a -n \"$RINGWAY_JOB_SECRET\" -a -n \"$RINGWAY_COORDINATOR\"",
+         test -n \"$RINGWAY_JOB_ID\" -a -n \"$RINGWAY_TOKEN\" -a -n \"$RINGWAY_COORDINATOR\"",
     );
     assert_eq!(run.sorted_lines(3), ["0/3 0/3 outside", "1/3 1/3 outside", "2/3 2/3 outside"]);
     let end = run.end();

@@ -73,15 +73,42 @@ fn what_cannot_be_served_is_explained() {
         (r#"{"worker": ["a:1"]}"#, "worker", "1", "no task worker:1; it has worker:0=a:1"),
         (r#"{"worker": ["a:1"]}"#, "ps", "0", "no task ps:0"),
         (r#"{"worker": ["no.such.host.invalid:1"]}"#, "worker", "0", "give --bind"),
-        (r#"{"worker": ["203.0.113.7:1111"]}"#, "worker", "0", "no such address"),
+        (r#"{"worker": ["203.0.113.7:1111"]}"#, "worker", "0", "whoever reaches that port could take part"),
         ("/no/such/file", "worker", "0", "/no/such/file"),
     ] {
         let end = Run::start(ringway(&["serve", "--cluster", cluster, "--job", job, "--task", task])).end();
         assert_eq!(end.code(), 125, "{cluster}");
         assert!(end.stderr.contains(said), "{cluster}: {}", end.stderr);
     }
+    let elsewhere = r#"{"worker": ["203.0.113.7:1111"]}"#;
+    let arguments = ["serve", "--cluster", elsewhere, "--job", "worker", "--task", "0", "--insecure"];
+    let end = Run::start(ringway(&arguments)).end();
+    assert!(end.stderr.contains("no such address"), "{}", end.stderr);
     let arguments =
         ["serve", "--cluster", r#"{"worker": ["a:1"]}"#, "--job", "worker", "--task", "0", "--bind", "x"];
     let end = Run::start(ringway(&arguments)).end();
     assert!(end.stderr.contains("--bind x is not HOST:PORT"), "{}", end.stderr);
+}
+
+#[test]
+fn beyond_this_host_it_listens_for_those_who_have_the_token() {
+    let folder = Folder::new("token");
+    let cluster = format!(r#"{{"worker": ["0.0.0.0:{}"]}}"#, free_port());
+    let arguments = ["--cluster", cluster.as_str(), "--job", "worker", "--task", "0"];
+    let end = Run::start(ringway(&[&["serve"], &arguments[..]].concat())).end();
+    assert_eq!(end.code(), 125);
+    assert!(end.stderr.contains("RINGWAY_TOKEN_FILE") && end.stderr.contains("--insecure"), "{}", end.stderr);
+    let file = folder.file("token", "0123456789abcdef0123456789abcdef\n");
+    let (run, _) = served(&[&arguments[..], &["--token-file", &file]].concat());
+    // SIGHUP is no end of it.
+    run.signal(Signal::HUP);
+    let line = run.error_line();
+    assert!(line.contains("no certificates to read again"), "{line}");
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().code(), 0);
+    let (run, _) = served(&[&arguments[..], &["--insecure"]].concat());
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().code(), 0);
+    let end = Run::start(ringway(&[&["serve"], &arguments[..], &["--tls-cert", "x"]].concat())).end();
+    assert!(end.stderr.contains("RINGWAY_TLS_CERT is given and RINGWAY_TLS_KEY is not"), "{}", end.stderr);
 }

@@ -37,6 +37,9 @@ trap cleanup EXIT
 
 for name in $(compgen -v RINGWAY_ || true); do options+=(--env "$name"); done
 options+=(--timeout 300 --smp 1 --mem 1536 --env RINGWAY_WORLD_SIZE=2 --env "RINGWAY_COORDINATOR=10.77.0.1:$PORT")
+# The coordination service listens beyond its guest, so the two show each other a token.
+[ -n "${RINGWAY_TOKEN:-}${RINGWAY_INSECURE:-}" ] ||
+    options+=(--env "RINGWAY_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')")
 
 # rank NUMBER COMMAND...: rank 0 is in guest 1.
 rank() {

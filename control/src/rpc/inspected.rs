@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+
+use super::credentials::Wire;
 
 /// What is looked for at the beginning of a connection.
 pub(super) trait Inspect: Unpin {
@@ -15,6 +16,9 @@ pub(super) trait Inspect: Unpin {
     /// When it is not what it should be; the connection then ends.
     fn inspect(&mut self, bytes: &[u8]) -> io::Result<bool>;
 
+    /// The connection broke before enough was seen.
+    fn broken(&mut self, _error: &io::Error) {}
+
     /// Why the wait for enough is over, if it is; else the context is woken when it will be.
     fn poll_overdue(&mut self, _cx: &mut Context<'_>) -> Poll<io::Error> {
         Poll::Pending
@@ -23,13 +27,13 @@ pub(super) trait Inspect: Unpin {
 
 /// A connection under inspection until enough was seen.
 pub(super) struct Inspected<I> {
-    stream: TcpStream,
+    stream: Wire,
     inspector: I,
     enough: bool,
 }
 
 impl<I: Inspect> Inspected<I> {
-    pub(super) fn new(stream: TcpStream, inspector: I) -> Self {
+    pub(super) fn new(stream: Wire, inspector: I) -> Self {
         Inspected { stream, inspector, enough: false }
     }
 
@@ -52,7 +56,10 @@ impl<I: Inspect> AsyncRead for Inspected<I> {
             return Poll::Ready(Err(error));
         }
         let before = buf.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
+        if let Err(error) = ready!(Pin::new(&mut this.stream).poll_read(cx, buf)) {
+            this.inspector.broken(&error);
+            return Poll::Ready(Err(error));
+        }
         this.enough = this.inspector.inspect(&buf.filled()[before..])?;
         Poll::Ready(Ok(()))
     }

@@ -2,10 +2,13 @@
 //!
 //! - `driver` feeds a machine; `convert` turns wire messages into what machines understand, and back;
 //!   `inspected` looks at how a connection begins.
+//! - [`credentials`]: the token and the certificates that a process shows, and wants to be shown; [`tls`]: the latter.
 //! - [`serve`] is the coordination service behind a port; [`client`] is the agent in each task.
 
 pub mod client;
+pub mod credentials;
 pub mod serve;
+pub mod tls;
 
 mod convert;
 mod driver;

@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ringway_collectives::engine::Communicator;
+use ringway_dataplane::transport::{Key, Keyring};
 
+use super::proof::group_key;
 use super::transports::Identity;
 use super::world::{JoinError, World, group};
 use crate::launch::Launch;
-use crate::random::token;
 use crate::rpc::client::{
     Agent, GroupMember, GroupTable, JoinError as NotJoined, RoundLimits, RoundRequest, RoundTable,
 };
@@ -52,17 +53,25 @@ impl From<RoundTable> for Met {
 #[derive(Debug)]
 pub(super) struct Latest {
     pub(super) members: Vec<GroupMember>,
+    /// What they prove themselves to each other with.
+    pub(super) key: Key,
     generation: u64,
     carried: u32,
     newcomers: Arc<AtomicBool>,
 }
 
 impl Latest {
-    pub(super) fn new(met: Met, agent: &Agent, group: &str) -> Latest {
+    pub(super) fn new(met: Met, key: Key, agent: &Agent, group: &str) -> Latest {
         let newcomers = Arc::new(AtomicBool::new(false));
         let seen = newcomers.clone();
         agent.on_newcomers(group, met.generation, move || seen.store(true, Ordering::Release));
-        Latest { members: met.table.members, generation: met.generation, carried: met.carried, newcomers }
+        Latest {
+            members: met.table.members,
+            key,
+            generation: met.generation,
+            carried: met.carried,
+            newcomers,
+        }
     }
 }
 
@@ -126,9 +135,8 @@ impl World {
         let Some(agent) = &seat.agent else {
             unreachable!("a seat has its agent until it is dropped, and this membership holds it")
         };
-        let secret = settings.job_secret.as_ref().map_or("", |s| s.reveal());
         let life = agent.process().incarnation;
-        let me = Identity { number: rank, token: token(&launch.job_id, secret), life };
+        let me = Identity { number: rank, keys: Keyring::default(), life };
         let round = |addresses| RoundRequest {
             group: launch.job_id.clone(),
             after: self.latest.generation,
@@ -142,10 +150,11 @@ impl World {
             hosts_coordinator: launch.coordinator.i_host,
         };
         let meet = |addresses| agent.next_round(round(addresses)).map(Met::from);
-        let (comm, met, bridge) = group(launch, settings, me, seat.algorithm, agent, meet)?;
+        let (comm, met, bridge) = group(launch, settings, &me, seat.algorithm, agent, meet)?;
         bridge.connect(agent, met.table.members.clone(), rank, comm.reporter());
         seat.eye.turn(comm.reporter());
-        let latest = Latest::new(met, agent, &launch.job_id);
+        let key = group_key(met.table.secret, &launch.job_id, settings);
+        let latest = Latest::new(met, key, agent, &launch.job_id);
         Ok((comm, World { seat: seat.clone(), latest }))
     }
 }

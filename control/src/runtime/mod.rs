@@ -13,6 +13,7 @@
 //! - [`worker`]: graphs that run on this task, for masters elsewhere.
 //! - [`eager`]: operations that clients have run here one by one.
 //! - [`report`]: what a rank tells of itself, and writes down when a communicator dies.
+//! - `proof`: what processes prove themselves to each other with on the data plane.
 //! - [`abort`]: losses, from the data plane to the control plane and back.
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,7 @@ pub mod eager;
 pub mod elastic;
 pub mod master;
 pub mod pinning;
+mod proof;
 mod rdma;
 pub mod rendezvous;
 pub mod report;

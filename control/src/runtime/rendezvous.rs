@@ -1,20 +1,23 @@
 //! The data plane of a task: a process that sends and receives tensors by key, and is not a rank of a communicator.
 //!
 //! A task says where it is reached in a [`DataPlaneTask`], which two tasks exchange beside their first RecvTensor. Each
-//! numbers the others as they come. Tasks of one job secret (`RINGWAY_JOB_SECRET`, or none on both sides) reach each other.
+//! numbers the others as they come. Tasks of one token (`RINGWAY_TOKEN`, or none on both sides) reach each other, and prove
+//! themselves with what each has said of itself there (`proof`).
 //!
 //! - **D1** A task has one number here for its name. Another incarnation under that name is its next life: whatever waits
 //!   for the earlier one fails.
 
 use super::pinning::Binding;
+use super::proof::{job_of, pair_key};
 use super::transports::{Identity, Opened, TransportsError, open};
-use crate::random::{incarnation, token};
+use crate::random::{self, incarnation};
 use crate::settings::Settings;
 use prost::Message;
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::Pool;
 use ringway_dataplane::rendezvous::{OnLoss, Options, PeerInfo, Rendezvous, Source, StartError, Traffic};
-use ringway_dataplane::transport::{Address, Cause, CauseKind, ConnectError, Peer};
+use ringway_dataplane::transport::authentication::{Key, SECRET_BYTES};
+use ringway_dataplane::transport::{Address, Cause, CauseKind, ConnectError, Keyring, Peer};
 use ringway_proto::ringway::v1::DataPlaneTask;
 use ringway_topology::host::{DiscoverError, host_id};
 use std::collections::HashMap;
@@ -25,9 +28,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub const TASK_TYPE_URL: &str = "type.googleapis.com/ringway.v1.DataPlaneTask";
 /// Most tasks that one knows at a time.
 pub const MAX_TASKS: usize = 1 << 14;
-/// What the data plane's greeting is made from, with the job secret: all tasks have it in common, whatever cluster they
-/// are in.
-const GREETING: &str = "tensors between tasks";
+/// What the keys of tasks are for.
+const PURPOSE: &str = "tensors between tasks";
 
 /// A task has no data plane.
 #[derive(Debug, thiserror::Error)]
@@ -51,14 +53,17 @@ pub enum OpenError {
     /// The system has no room for it.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// The kernel gives no random bytes.
+    #[error("no secret could be drawn: {0}")]
+    Random(std::io::Error),
 }
 
 /// Another task is not reached by the data plane; its tensors travel by RecvTensor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IntroduceError {
-    /// It has another job secret.
+    /// It has another token.
     #[error(
-        "{name} on {host} belongs to another job: set the same RINGWAY_JOB_SECRET, or none, on both to move tensors \
+        "{name} on {host} belongs to another job: set the same RINGWAY_TOKEN, or none, on both to move tensors \
          between them by the data plane"
     )]
     OtherJob {
@@ -97,6 +102,8 @@ pub enum IntroduceError {
 struct Known {
     by_name: HashMap<String, Peer>,
     next: u32,
+    /// The lives of the tasks that are known, by their numbers.
+    lives: HashMap<Peer, u64>,
     /// Numbers of forgotten tasks.
     free: Vec<Peer>,
 }
@@ -112,12 +119,18 @@ pub struct TaskOptions {
     pub pool: Pool,
     /// Called once for every task that is lost.
     pub on_loss: Option<OnLoss>,
+    /// What the tasks have in common already, where they are members of a group: then they need not tell each other a
+    /// secret.
+    pub group: Option<Key>,
 }
 
 /// The data plane of this task. Dereferences to its [`Rendezvous`]. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct TaskRendezvous {
     rendezvous: Rendezvous,
+    settings: Arc<Settings>,
+    keys: Keyring,
+    group: Option<Key>,
     me: Arc<DataPlaneTask>,
     known: Arc<Mutex<Known>>,
 }
@@ -128,16 +141,15 @@ impl TaskRendezvous {
     /// # Errors
     /// [`OpenError`]; the message says what to do.
     pub fn open(settings: &Settings, options: TaskOptions) -> Result<TaskRendezvous, OpenError> {
-        let TaskOptions { name, all_local, pool, on_loss } = options;
-        let secret = settings.job_secret.as_ref().map_or("", |s| s.reveal());
-        let token = token(GREETING, secret);
+        let TaskOptions { name, all_local, pool, on_loss, group } = options;
+        let secret: [u8; SECRET_BYTES] = random::bytes().map_err(OpenError::Random)?;
+        let keys = Keyring::default();
         let life = incarnation();
         // Any number that no other process has will do; both halves of a random one are used up.
         let number = (life.0 >> 32) as u32 ^ life.0 as u32;
         let failed = |source| OpenError::Transports { name: name.clone(), source };
-        let transport = match open(Identity { number, token, life }, all_local, &Binding::default(), settings)
-            .map_err(failed)?
-        {
+        let me = Identity { number, keys: keys.clone(), life };
+        let transport = match open(&me, all_local, &Binding::default(), settings).map_err(failed)? {
             Opened::Endpoint(endpoint) => endpoint,
             Opened::Unusable(unusable, _) => return Err(failed(unusable.into())),
         };
@@ -153,9 +165,11 @@ impl TaskRendezvous {
             pid: who.pid,
             incarnation: who.incarnation,
             address: rendezvous.address().0,
-            job: job(&token),
+            job: job_of(PURPOSE, settings),
+            secret: if group.is_some() { Vec::new() } else { secret.to_vec() },
         };
-        Ok(TaskRendezvous { rendezvous, me: Arc::new(me), known: Arc::default() })
+        let settings = Arc::new(settings.clone());
+        Ok(TaskRendezvous { rendezvous, settings, keys, group, me: Arc::new(me), known: Arc::default() })
     }
 
     /// What other tasks need to reach this one.
@@ -188,7 +202,7 @@ impl TaskRendezvous {
     /// # Errors
     /// [`IntroduceError`] when the two have no data plane between them.
     pub fn introduce(&self, task: &DataPlaneTask) -> Result<Source, IntroduceError> {
-        let DataPlaneTask { name, host, pid, incarnation, address, job } = task.clone();
+        let DataPlaneTask { name, host, pid, incarnation, address, job, secret } = task.clone();
         if name.is_empty() {
             return Err(IntroduceError::Incomplete { what: "its name" });
         }
@@ -201,6 +215,11 @@ impl TaskRendezvous {
         if (incarnation, &address) == (self.me.incarnation, &self.me.address) {
             return Ok(Source::Local);
         }
+        let key = match &self.group {
+            Some(group) => Some(group.bound_to(&[PURPOSE.as_bytes()])),
+            None => pair_key(&self.me.secret, &secret, PURPOSE, &self.settings),
+        };
+        let key = key.ok_or(IntroduceError::Incomplete { what: "its secret" })?;
         // Held meanwhile, so that two lives of a task do not cross.
         let mut known = self.known();
         let (peer, new) = match known.by_name.get(&name) {
@@ -209,11 +228,16 @@ impl TaskRendezvous {
             None => (known.free.last().copied().unwrap_or(Peer(known.next)), true),
         };
         let who = PeerInfo { name: name.clone(), host: host.clone(), pid, incarnation };
-        self.rendezvous.connect(peer, who, &Address(address)).map_err(|source| IntroduceError::Connect {
-            name: name.clone(),
-            host,
-            source,
-        })?;
+        self.keys.admit(incarnation, key);
+        if let Err(source) = self.rendezvous.connect(peer, who, &Address(address)) {
+            if known.lives.get(&peer) != Some(&incarnation) {
+                self.keys.dismiss(incarnation);
+            }
+            return Err(IntroduceError::Connect { name, host, source });
+        }
+        if let Some(before) = known.lives.insert(peer, incarnation).filter(|before| *before != incarnation) {
+            self.keys.dismiss(before);
+        }
         if new {
             if known.free.pop().is_none() {
                 known.next += 1;
@@ -256,6 +280,9 @@ impl TaskRendezvous {
     pub fn forget_task(&self, name: &str) {
         let mut known = self.known();
         if let Some(peer) = known.by_name.remove(name) {
+            if let Some(life) = known.lives.remove(&peer) {
+                self.keys.dismiss(life);
+            }
             known.free.push(peer);
             self.rendezvous.forget(peer);
         }
@@ -291,17 +318,11 @@ impl Deref for TaskRendezvous {
     }
 }
 
-/// Tells tokens apart without telling them.
-fn job(token: &[u8; 16]) -> u64 {
-    let [a, b] = [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|i| token[at + i])));
-    (a ^ b.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use ringway_dataplane::memory::SharedBytes;
-    use ringway_dataplane::rendezvous::{Key, Meta, RendezvousError, StepId, Value};
+    use ringway_dataplane::rendezvous::{self, Meta, RendezvousError, StepId, Value};
     use std::time::Duration;
 
     const FAR: Duration = Duration::from_secs(20);
@@ -309,11 +330,15 @@ mod tests {
     fn task(name: &str, pairs: &[(&str, &str)]) -> TaskRendezvous {
         let settings = Settings::from_pairs(pairs.iter().copied()).unwrap();
         let (name, pool) = (name.to_owned(), Pool::default());
-        TaskRendezvous::open(&settings, TaskOptions { name, all_local: true, pool, on_loss: None }).unwrap()
+        TaskRendezvous::open(
+            &settings,
+            TaskOptions { name, all_local: true, pool, on_loss: None, group: None },
+        )
+        .unwrap()
     }
 
-    fn key(name: &str) -> Key {
-        Key::new(name).unwrap()
+    fn key(name: &str) -> rendezvous::Key {
+        rendezvous::Key::new(name).unwrap()
     }
 
     #[test]
@@ -350,10 +375,12 @@ mod tests {
 
     #[test]
     fn others_are_turned_away_with_a_reason() {
-        let (mine, other) = (task("a", &[]), task("b", &[("RINGWAY_JOB_SECRET", "hunter2")]));
+        let (mine, other) = (task("a", &[]), task("b", &[("RINGWAY_TOKEN", "hunter2.hunter2.hunter2")]));
         assert!(matches!(mine.introduce(other.task()), Err(IntroduceError::OtherJob { .. })));
         let nameless = DataPlaneTask { name: String::new(), ..mine.task().clone() };
         assert!(matches!(mine.introduce(&nameless), Err(IntroduceError::Incomplete { .. })));
+        let open = DataPlaneTask { secret: vec![1; 31], ..task("c", &[]).task().clone() };
+        assert!(matches!(mine.introduce(&open), Err(IntroduceError::Incomplete { .. })));
         let nowhere = DataPlaneTask { address: vec![1, 2], incarnation: 1, ..mine.task().clone() };
         assert!(matches!(mine.introduce(&nowhere), Err(IntroduceError::Connect { .. })));
         let else_ = prost_types::Any { type_url: "type.googleapis.com/x".into(), value: Vec::new() };

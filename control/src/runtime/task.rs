@@ -6,6 +6,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringway_dataplane::transport::Keyring;
+use ringway_dataplane::transport::authentication::SECRET_BYTES;
 use ringway_proto::ringway::v1::DataPlaneTask;
 use ringway_topology::host::host_id;
 use ringway_topology::{IdError, TaskId};
@@ -17,16 +19,19 @@ use super::eager::Eager;
 use super::master::cluster::ClusterTask;
 use super::master::{Master, MasterConfig};
 use super::pinning::Binding;
+use super::proof::pair_key;
 use super::rendezvous::{OpenError, TaskOptions, TaskRendezvous};
 use super::transports::{Identity, Opened, open};
-use super::worker::collectives::OpenEndpoint;
+use super::worker::collectives::{OpenEndpoint, OwnEnd};
 use super::worker::{DataPlane, Traffic, Worker, WorkerConfig};
 use crate::core::master::MasterError;
 use crate::launch::cluster::Cluster;
-use crate::random::{incarnation, token};
+use crate::random::{self, incarnation};
+use crate::rpc::credentials::Credentials;
 use crate::rpc::serve::eager::EagerRpc;
 use crate::rpc::serve::worker::WorkerRpc;
 use crate::rpc::serve::{Keep, ServeError, Server};
+use crate::rpc::tls::TlsError;
 use crate::settings::{HostPort, Settings};
 use crate::tensor::array::pool;
 use crate::window::WindowConfig;
@@ -51,6 +56,9 @@ pub enum TaskError {
     /// A task of the cluster cannot be asked.
     #[error("{0}")]
     Master(#[from] MasterError),
+    /// The files of TLS cannot be used.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
     /// The port cannot be had.
     #[error("{0}")]
     Serve(#[from] ServeError),
@@ -64,6 +72,7 @@ pub struct Task {
     eager: Eager,
     /// What ends eager contexts and sessions as their leases run out.
     leases: [AbortHandle; 2],
+    credentials: Credentials,
 }
 
 impl Task {
@@ -77,6 +86,7 @@ impl Task {
         (job, index): (&str, u32),
         settings: &Settings,
     ) -> Result<Task, TaskError> {
+        let credentials = Credentials::from_settings(settings)?;
         let mut agents = Vec::new();
         for (other, at, address) in cluster.all().filter(|(other, at, _)| (*other, *at) != (job, index)) {
             agents.push((TaskId::new(other, at)?, address.to_string()));
@@ -87,29 +97,38 @@ impl Task {
         let host = |name: &str| cluster.all().all(|(_, _, address)| address.host == name);
         let all_local = host("localhost") || host("127.0.0.1") || host("::1");
         let task = name(job, index);
-        let options = TaskOptions { name: task.clone(), all_local, pool: pool().clone(), on_loss: None };
+        let options =
+            TaskOptions { name: task.clone(), all_local, pool: pool().clone(), on_loss: None, group: None };
         let plane = data_plane(TaskRendezvous::open(settings, options)?);
         let threads = settings.inter_op_threads.unwrap_or(0) as usize;
         let open_endpoint = open_endpoint(task.clone(), all_local, settings.clone());
-        let config =
-            WorkerConfig { job: job.to_owned(), task: index, addresses, threads, plane, open_endpoint };
+        let config = WorkerConfig {
+            job: job.to_owned(),
+            task: index,
+            addresses,
+            credentials: credentials.clone(),
+            threads,
+            plane,
+            open_endpoint,
+        };
         let worker = Worker::start(config).map_err(|source| TaskError::Threads { task, source })?;
         let eager = Eager::new(worker.clone());
-        let master = master(&worker, cluster, (job, index), settings)?;
+        let master = master(&worker, cluster, (job, index), settings, &credentials)?;
         let routes = Routes::new(WorkerRpc::service(worker.clone()))
             .add_service(crate::rpc::serve::master::service(master))
             .add_service(EagerRpc::service(eager.clone()));
         let window =
             WindowConfig::new(settings, format!("task-{job}-{index}"), &format!("{job}:{index}"), Some(0));
         let (jobs, routes) = (cluster.coordinated_sizes(), Some(routes));
-        let server = serve_cluster(bind, jobs, agents, routes, Keep::Nowhere, settings, window)?;
+        let shown = (credentials.clone(), window);
+        let server = serve_cluster(bind, jobs, agents, routes, Keep::Nowhere, settings, shown)?;
         let (contexts, sessions, lease) =
             (eager.clone(), worker.clone(), settings.serve.worker_session_lease);
         let leases = [
             worker.calls().spawn(async move { contexts.watch_leases().await }).abort_handle(),
             worker.calls().spawn(async move { sessions.watch_sessions(lease).await }).abort_handle(),
         ];
-        Ok(Task { server, worker, eager, leases })
+        Ok(Task { server, worker, eager, leases, credentials })
     }
 
     /// Where it serves.
@@ -129,6 +148,15 @@ impl Task {
     #[must_use]
     pub fn wait_until_alone(&self, limit: Duration) -> bool {
         self.server.wait_until_empty(limit)
+    }
+
+    /// Reads the files of TLS again, for connections that begin from now on. The names of this side's certificate; `None`
+    /// where there is no TLS.
+    ///
+    /// # Errors
+    /// [`TlsError`]; what was read before stays in force then.
+    pub fn reload_certificates(&self) -> Result<Option<String>, TlsError> {
+        self.credentials.reload()
     }
 
     /// What it received from other tasks so far.
@@ -152,15 +180,21 @@ fn master(
     cluster: &Cluster,
     own: (&str, u32),
     settings: &Settings,
+    credentials: &Credentials,
 ) -> Result<Master, MasterError> {
     let task = |(job, index, address): (&str, u32, &HostPort)| match (job, index) == own {
         true => Ok(ClusterTask { job: job.to_owned(), index, port: Arc::new(worker.clone()) }),
-        false => ClusterTask::remote(job, index, &address.to_string()),
+        false => ClusterTask::remote(job, index, &address.to_string(), credentials),
     };
     let tasks = cluster.all().map(task).collect::<Result<Vec<_>, MasterError>>()?;
     let incarnation = worker.incarnation();
     let session_lease = settings.serve.session_lease;
-    Ok(Master::new(MasterConfig { incarnation, session_lease, ..MasterConfig::new(own.0, own.1, tasks) }))
+    Ok(Master::new(MasterConfig {
+        incarnation,
+        credentials: credentials.clone(),
+        session_lease,
+        ..MasterConfig::new(own.0, own.1, tasks)
+    }))
 }
 
 /// How a worker meets other tasks through `tasks`.
@@ -171,18 +205,18 @@ pub fn data_plane(tasks: TaskRendezvous) -> DataPlane {
     DataPlane { rendezvous, card, introduce: Box::new(introduce) }
 }
 
-/// What the greeting of a collective group's data plane is made from, with the job secret.
-const GROUP_GREETING: &str = "a collective group's tasks";
+/// What the keys of a collective group's members are for.
+const GROUP_PURPOSE: &str = "a collective group's tasks";
 
 /// Opens ends of collective groups' data planes for the task `name`.
 fn open_endpoint(name: String, all_local: bool, settings: Settings) -> OpenEndpoint {
     Box::new(move || {
-        let secret = settings.job_secret.as_ref().map_or("", |secret| secret.reveal());
-        let life = incarnation();
+        let secret: [u8; SECRET_BYTES] = random::bytes().map_err(|error| error.to_string())?;
+        let (keys, life) = (Keyring::default(), incarnation());
         // Any number that no other process has will do; both halves of a random one are used up.
         let number = (life.0 >> 32) as u32 ^ life.0 as u32;
-        let identity = Identity { number, token: token(GROUP_GREETING, secret), life };
-        let transport = match open(identity, all_local, &Binding::default(), &settings)
+        let identity = Identity { number, keys: keys.clone(), life };
+        let transport = match open(&identity, all_local, &Binding::default(), &settings)
             .map_err(|error| error.to_string())?
         {
             Opened::Endpoint(transport) => transport,
@@ -196,7 +230,13 @@ fn open_endpoint(name: String, all_local: bool, settings: Settings) -> OpenEndpo
             incarnation: life.0,
             address: transport.address().0,
             job: 0,
+            secret: secret.to_vec(),
         };
-        Ok((transport, card))
+        let settings = settings.clone();
+        let admit = move |other: &DataPlaneTask| {
+            let key = pair_key(&secret, &other.secret, GROUP_PURPOSE, &settings);
+            key.map(|key| keys.admit(other.incarnation, key)).is_some()
+        };
+        Ok(OwnEnd { transport, card, admit: Box::new(admit) })
     })
 }

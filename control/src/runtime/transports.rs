@@ -8,7 +8,7 @@ use ringway_dataplane::fabric::route::{Offers, Withheld, write_offers};
 use ringway_dataplane::fabric::{Endpoint, EndpointError, Policy};
 use ringway_dataplane::rdma::RdmaTransport;
 use ringway_dataplane::shm::{self, ShmTransport};
-use ringway_dataplane::transport::{Address, Transport};
+use ringway_dataplane::transport::{Address, Keyring, Transport};
 use ringway_dataplane::uring::{Bind, Config, Congestion, DriverChoice, OpenError, TcpTransport};
 use ringway_topology::Incarnation;
 use std::time::Duration;
@@ -50,11 +50,12 @@ pub enum TransportsError {
 }
 
 /// What this process is to others on the data plane.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Identity {
     /// What it calls itself: its rank, or any number that no other process of the job has.
     pub(super) number: u32,
-    pub(super) token: [u8; 16],
+    /// By what others prove themselves; filled when the control plane has told who they are.
+    pub(super) keys: Keyring,
     pub(super) life: Incarnation,
 }
 
@@ -87,7 +88,7 @@ impl Opened {
 /// Opens the transports, and makes one endpoint of them. `all_local`: all processes of the job are known to be on this
 /// host.
 pub(super) fn open(
-    me: Identity,
+    me: &Identity,
     all_local: bool,
     binding: &Binding,
     settings: &Settings,
@@ -147,7 +148,7 @@ fn apology(unusable: &RdmaUnusable) -> Address {
 
 /// RDMA, or why this rank goes without it.
 fn open_rdma(
-    me: Identity,
+    me: &Identity,
     binding: &Binding,
     settings: &Settings,
 ) -> Result<Result<Box<dyn Transport>, Lack>, RdmaUnusable> {
@@ -155,7 +156,7 @@ fn open_rdma(
         (Plan::Open(choice), config) => (choice, config),
         (Plan::Without(lack), _) => return Ok(Err(lack)),
     };
-    let mut config = ringway_dataplane::rdma::Config::new(me.number, me.token, me.life.0);
+    let mut config = ringway_dataplane::rdma::Config::new(me.number, me.keys.clone(), me.life.0);
     config.rdma = wanted;
     config.connect_timeout_ms = millis(settings.connect_timeout);
     if let Some(bytes) = settings.eager_bytes {
@@ -172,7 +173,7 @@ fn open_rdma(
 
 /// TCP, unless the settings leave none of its drivers.
 fn open_tcp(
-    me: Identity,
+    me: &Identity,
     all_local: bool,
     settings: &Settings,
 ) -> Result<Option<Box<dyn Transport>>, TransportsError> {
@@ -182,13 +183,13 @@ fn open_tcp(
 }
 
 /// Shared memory, or why this rank goes without it: what peers that want it hear.
-fn open_shm(me: Identity, settings: &Settings) -> Result<Result<Box<dyn Transport>, Lack>, TransportsError> {
+fn open_shm(me: &Identity, settings: &Settings) -> Result<Result<Box<dyn Transport>, Lack>, TransportsError> {
     let policy = settings.shm_policy();
     if policy == Policy::Off {
         let by = if settings.shm == Policy::Off { "RINGWAY_SHM=off" } else { "RINGWAY_NET leaves it out" };
         return Ok(Err(Lack { why: format!("{by}: settle on one setting for all ranks"), missed: false }));
     }
-    let mut config = shm::Config::new(me.number, me.token, me.life.0);
+    let mut config = shm::Config::new(me.number, me.keys.clone(), me.life.0);
     config.connect_timeout_ms = millis(settings.connect_timeout);
     if let Some(bytes) = settings.eager_bytes {
         config.eager_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -232,9 +233,10 @@ fn driver(settings: &Settings) -> Option<DriverChoice> {
     }
 }
 
-fn config(me: Identity, picked: Vec<Picked>, driver: DriverChoice, settings: &Settings) -> Config {
+fn config(me: &Identity, picked: Vec<Picked>, driver: DriverChoice, settings: &Settings) -> Config {
     let bind = |p: Picked| Bind { ip: p.ip, scope: p.scope, interface: p.interface };
-    let mut config = Config::new(me.number, me.token, me.life.0, picked.into_iter().map(bind).collect());
+    let mut config =
+        Config::new(me.number, me.keys.clone(), me.life.0, picked.into_iter().map(bind).collect());
     config.driver = driver;
     config.congestion = match &settings.congestion_control {
         CongestionControl::Auto => Congestion::Auto,

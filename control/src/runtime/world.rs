@@ -8,22 +8,25 @@ use super::card::{self, CardError};
 use super::coordinator::start_coordinator;
 use super::elastic::{self, Latest, Met};
 use super::pinning::{Binding, PinningError};
+use super::proof::group_key;
 use super::report::{self, Eye, Me};
 use super::site::{self, TopologyFileError};
 use super::transports::{Identity, Opened, TransportsError, open};
 use crate::launch::{Launch, RANK_JOB};
-use crate::random::{incarnation, token};
+use crate::random::incarnation;
 use crate::rpc::client::{
     self, Agent, AgentConfig, AgentError, Alarm, GroupMember, GroupRequest, JoinError as NotJoined, Process,
 };
+use crate::rpc::credentials::Credentials;
 use crate::rpc::serve::{ServeError, Server};
+use crate::rpc::tls::TlsError;
 use crate::settings::{GpuSettings, NameList, Settings};
 use crate::window::WindowConfig;
 use ringway_collectives::engine::{self, CollectiveError, Communicator, EngineOptions, GroupInfo, Member};
 use ringway_collectives::schedule::Algorithm;
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::{HugePages, Pool, pool};
-use ringway_dataplane::transport::{ConnectError, Peer};
+use ringway_dataplane::transport::{ConnectError, Key, Keyring, Peer};
 use ringway_topology::TaskId;
 use ringway_topology::host::{DiscoverError, host_id};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -47,6 +50,14 @@ pub enum JoinError {
         source: ServeError,
         /// What to do, by where the port comes from.
         advice: String,
+    },
+    /// The files of TLS cannot be used.
+    #[error("rank {rank}: {source}")]
+    Tls {
+        /// This rank.
+        rank: u32,
+        /// Which, and why.
+        source: TlsError,
     },
     /// The coordinator's host has no address.
     #[error(
@@ -165,6 +176,12 @@ impl World {
     pub fn members(&self) -> &[GroupMember] {
         &self.latest.members
     }
+
+    /// What the ranks prove themselves to each other with.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.latest.key
+    }
 }
 
 impl World {
@@ -269,9 +286,8 @@ fn all_ranks(
 fn enter(launch: &Launch, settings: &Settings, meet: Meet) -> Result<(Communicator, World), JoinError> {
     let rank = launch.rank.0;
     let algorithm = algorithm(&settings.algo)?;
-    let secret = settings.job_secret.as_ref().map_or("", |s| s.reveal());
     let life = incarnation();
-    let me = Identity { number: rank, token: token(&launch.job_id, secret), life };
+    let me = Identity { number: rank, keys: Keyring::default(), life };
     let (server, address) = coordinator(launch, settings)?;
     let process = Process {
         task: TaskId::new(RANK_JOB, rank).map_err(|e| JoinError::Host { rank, source: e.into() })?,
@@ -281,10 +297,13 @@ fn enter(launch: &Launch, settings: &Settings, meet: Meet) -> Result<(Communicat
     };
     let mut config = AgentConfig::new(address, process, settings.heartbeat_timeout);
     config.times.register_timeout = settings.connect_timeout;
+    config.credentials =
+        Credentials::from_settings(settings).map_err(|source| JoinError::Tls { rank, source })?;
     let agent = Agent::start(config).map_err(|source| JoinError::Agent { rank, source })?;
     // The service knows this rank from here on: the others hear of what stops it.
-    let met =
-        group(launch, settings, me, algorithm, &agent, |addresses| meet(launch, settings, &agent, addresses));
+    let met = group(launch, settings, &me, algorithm, &agent, |addresses| {
+        meet(launch, settings, &agent, addresses)
+    });
     match met {
         Ok((comm, met, bridge)) => {
             let agent = Arc::new(agent);
@@ -295,7 +314,8 @@ fn enter(launch: &Launch, settings: &Settings, meet: Meet) -> Result<(Communicat
                 // After the bridge, which tells the engine of the loss.
                 report::write_down_on_loss(&agent, eye.clone());
             }
-            let latest = Latest::new(met, &agent, &launch.job_id);
+            let key = group_key(met.table.secret, &launch.job_id, settings);
+            let latest = Latest::new(met, key, &agent, &launch.job_id);
             let (launch, settings) = (launch.clone(), settings.clone());
             let seat = Seat { agent: Some(agent), server, launch, settings, algorithm, eye };
             Ok((comm, World { seat: Arc::new(seat), latest }))
@@ -322,7 +342,7 @@ fn give_up(agent: &Agent, error: &JoinError) {
 pub(super) fn group(
     launch: &Launch,
     settings: &Settings,
-    me: Identity,
+    me: &Identity,
     algorithm: Option<Algorithm>,
     agent: &Agent,
     meet: impl FnOnce(Vec<u8>) -> Result<Met, NotJoined>,
@@ -347,6 +367,7 @@ pub(super) fn group(
         Opened::Endpoint(endpoint) => endpoint,
         Opened::Unusable(unusable, _) => return Err(failed(unusable.into())),
     };
+    let key = group_key(met.table.secret, &launch.job_id, settings);
     let mine = members.iter().position(|member| member.process == *agent.process());
     let mut group = GroupInfo { id: WORLD_GROUP, my_rank: mine.unwrap_or(0) as u32, members: Vec::new() };
     for member in members {
@@ -359,6 +380,7 @@ pub(super) fn group(
             source,
         })?;
         if number != rank {
+            me.keys.admit(member.process.incarnation.0, key.clone());
             transport.connect(Peer(number), &address).map_err(|source| JoinError::Connect {
                 rank,
                 peer: member.rank,

@@ -7,12 +7,13 @@ use ringway_proto::tensorflow as tf;
 use ringway_proto::tensorflow::error::Code;
 use ringway_proto::tensorflow::master_service_client::MasterServiceClient;
 use tokio::runtime::Runtime;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Response, Status};
 
 use super::build::{Op, Output};
 use super::error::SessionError;
 use crate::rpc::TENSOR_MESSAGE_LIMIT_BYTES;
+use crate::rpc::credentials::{Credentials, SecureChannel};
 use crate::tensor::Tensor;
 
 /// How a session behaves.
@@ -22,6 +23,8 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long a step may take. The master ends it then, and says which task was late.
     pub step_timeout: Duration,
+    /// What the master is shown, and must show. [`Credentials::from_settings`] takes what is in the environment.
+    pub credentials: Credentials,
     /// The session's settings, as TensorFlow's clients give them.
     pub config: tf::ConfigProto,
 }
@@ -31,6 +34,7 @@ impl Default for Options {
         Options {
             connect_timeout: Duration::from_secs(10),
             step_timeout: Duration::from_secs(600),
+            credentials: Credentials::default(),
             config: tf::ConfigProto::default(),
         }
     }
@@ -57,7 +61,7 @@ const ANSWER_GRACE: Duration = Duration::from_secs(5);
 pub struct Session {
     /// Until it is dropped.
     runtime: Option<Runtime>,
-    master: MasterServiceClient<Channel>,
+    master: MasterServiceClient<SecureChannel>,
     target: String,
     handle: String,
     version: i64,
@@ -76,11 +80,11 @@ impl Session {
         let bad = || SessionError::Target { target: target.to_owned() };
         let address = target.strip_prefix("grpc://").unwrap_or(target);
         let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|_| bad())?;
-        let endpoint = endpoint.connect_timeout(options.connect_timeout).tcp_nodelay(true);
+        let connector = options.credentials.connector(address, options.connect_timeout);
         let channel = runtime
-            .block_on(endpoint.connect())
+            .block_on(endpoint.connect_with_connector(connector))
             .map_err(|why| SessionError::Connect { target: target.to_owned(), why: reason(&why) })?;
-        let master = MasterServiceClient::new(channel)
+        let master = MasterServiceClient::new(options.credentials.on(channel))
             .max_decoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
             .max_encoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES);
         let target = target.to_owned();

@@ -10,7 +10,9 @@
 #![forbid(unsafe_code)]
 
 mod gpu;
+pub mod kind;
 mod rdma;
+mod security;
 mod serve;
 mod shm;
 mod status;
@@ -27,6 +29,7 @@ use ringway_dataplane::rdma::RdmaConfig;
 use ringway_topology::model::place::Threads;
 
 pub use gpu::GpuSettings;
+pub use security::TlsFiles;
 pub use serve::ServeSettings;
 pub use status::StatusSettings;
 use table::{Kind, Setting, TABLE};
@@ -62,8 +65,12 @@ pub struct Settings {
     pub coordinator_by: CoordinatorBy,
     /// `RINGWAY_JOB_ID`.
     pub job_id: Option<String>,
-    /// `RINGWAY_JOB_SECRET`.
-    pub job_secret: Option<Secret>,
+    /// `RINGWAY_TOKEN`, or what is in `RINGWAY_TOKEN_FILE`.
+    pub token: Option<Secret>,
+    /// `RINGWAY_TLS_*`: all of them, or none.
+    pub tls: Option<TlsFiles>,
+    /// `RINGWAY_INSECURE`.
+    pub insecure: bool,
     /// `RINGWAY_SOCKET_IFNAME`.
     pub socket_ifname: Option<Filter>,
     /// `RINGWAY_SOCKET_FAMILY`.
@@ -193,6 +200,22 @@ pub enum Problem {
         /// The other.
         other: String,
     },
+    /// A setting that needs another.
+    #[error("{given} is given and {missing} is not: give both, or neither")]
+    Incomplete {
+        /// What was given.
+        given: &'static str,
+        /// What goes with it.
+        missing: &'static str,
+    },
+    /// The file with the token cannot be used.
+    #[error("RINGWAY_TOKEN_FILE={path}: {why}")]
+    TokenFile {
+        /// The file.
+        path: String,
+        /// What is wrong, and what to do.
+        why: String,
+    },
     /// The value is not text.
     #[error("{name} is not valid UTF-8: give plain text")]
     NotText {
@@ -215,6 +238,18 @@ impl Settings {
     /// Every unknown `RINGWAY_*` name and every value that its setting does not allow.
     pub fn from_env() -> Result<Self, SettingsError> {
         Self::from_os_pairs(std::env::vars_os())
+    }
+
+    /// Reads the settings from this process's environment and the options of its command line, which go before it.
+    ///
+    /// # Errors
+    /// As [`Settings::from_env`].
+    pub fn from_env_and(options: &[(&'static str, OsString)]) -> Result<Self, SettingsError> {
+        let is_given = |name: &OsString| options.iter().any(|(option, _)| name == option);
+        let environment = std::env::vars_os().filter(|(name, _)| !is_given(name));
+        Self::from_os_pairs(
+            environment.chain(options.iter().map(|(name, value)| (name.into(), value.clone()))),
+        )
     }
 
     /// Reads the settings from name and value pairs; names that do not begin with `RINGWAY_` are passed over.
@@ -247,10 +282,11 @@ impl Settings {
             }
         }
         if problems.is_empty() {
-            let settings = Self::typed(given, xdg.as_deref());
-            match settings.rdma_contradiction().or(settings.shm_contradiction()) {
-                None => return Ok(settings),
-                Some(problem) => problems.push(problem),
+            let mut settings = Self::typed(given, xdg.as_deref());
+            problems.extend(settings.rdma_contradiction().or(settings.shm_contradiction()));
+            problems.extend(settings.security_problems());
+            if problems.is_empty() {
+                return Ok(settings);
             }
         }
         problems.sort_by_cached_key(ToString::to_string);
@@ -295,7 +331,9 @@ impl Settings {
                 _ => CoordinatorBy::Rank0,
             },
             job_id: values.text("RINGWAY_JOB_ID"),
-            job_secret: values.text("RINGWAY_JOB_SECRET").map(Secret::new),
+            token: values.text("RINGWAY_TOKEN").map(Secret::new),
+            tls: values.tls_files(),
+            insecure: values.switch("RINGWAY_INSECURE"),
             socket_ifname: values.interfaces("RINGWAY_SOCKET_IFNAME"),
             socket_family: values.word("RINGWAY_SOCKET_FAMILY").map(|word| match word {
                 "AF_INET6" => Family::V6,
@@ -376,7 +414,7 @@ fn check(name: &OsString, value: &OsString) -> Result<(&'static Setting, String)
 /// A given value as it may be kept for display.
 fn masked(name: &str, text: &str) -> String {
     match table::find(name) {
-        Some(Setting { kind: Kind::Secret, .. }) => "(hidden)".to_owned(),
+        Some(Setting { kind: Kind::Token, .. }) => "(hidden)".to_owned(),
         _ => text.to_owned(),
     }
 }
@@ -387,7 +425,7 @@ fn shown(setting: &Setting, text: &str) -> String {
     const SHOWN_CHARS: usize = 80;
     match (setting.kind, text) {
         (_, "") => "(empty)".to_owned(),
-        (Kind::Secret, _) => "(hidden)".to_owned(),
+        (Kind::Token, _) => "(hidden)".to_owned(),
         _ if text.chars().count() > SHOWN_CHARS => {
             text.chars().take(SHOWN_CHARS).chain("...".chars()).collect()
         }
@@ -542,7 +580,7 @@ mod tests {
             ("RINGWAY_SOCKET_FAMILY", "AF_INET6"),
             ("RINGWAY_SOCKET_IFNAME", "^docker,lo"),
             ("RINGWAY_HUGE_PAGES", "off"),
-            ("RINGWAY_JOB_SECRET", "hunter2"),
+            ("RINGWAY_TOKEN", "hunter2.hunter2.hunter2"),
             ("RINGWAY_HEARTBEAT_TIMEOUT_MS", " 500 "),
             ("PATH", "/bin"),
         ])
@@ -564,7 +602,7 @@ mod tests {
         assert!(wanted.filter.is_some_and(|filter| filter.admits("eth0") && !filter.admits("docker0")));
         assert_eq!(settings.heartbeat_timeout, Duration::from_millis(500));
         let shown = format!("{settings:?}{:?}", settings.effective().collect::<Vec<_>>());
-        assert!(!settings.given.is_empty() && settings.job_secret.as_ref().unwrap().reveal() == "hunter2");
+        assert!(!settings.given.is_empty() && settings.token.as_ref().unwrap().reveal().len() == 23);
         assert!(!shown.contains("hunter2"), "a secret must not print: {shown}");
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use ringway_dataplane::fabric::interface::Filter;
 use ringway_dataplane::rdma::choice::{AddressRange, HcaFilter};
 
-use super::table::Kind;
+use super::kind::{Kind, MAX_TOKEN_CHARS, MIN_TOKEN_CHARS};
 
 /// A value read by the [`Kind`] of its setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,7 +166,12 @@ const MAX_CPU: u32 = 8191;
 /// Reads `text` as a value of `kind`; `None` when it is not one. `bytes` allows the suffixes K, M and G.
 pub(super) fn read(kind: &Kind, text: &str, bytes: bool) -> Option<Value> {
     match kind {
-        Kind::Text | Kind::Secret => (!text.is_empty()).then(|| Value::Text(text.to_owned())),
+        Kind::Text => (!text.is_empty()).then(|| Value::Text(text.to_owned())),
+        Kind::Token => {
+            let long = (MIN_TOKEN_CHARS..=MAX_TOKEN_CHARS).contains(&text.len());
+            let sound = long && text.bytes().all(|byte| byte.is_ascii_graphic());
+            sound.then(|| Value::Text(text.to_owned()))
+        }
         Kind::Number { min, max } => number(text, *min, *max, bytes).map(Value::Number),
         Kind::AutoOrNumber { .. } if text == "auto" => Some(Value::Auto),
         Kind::AutoOrNumber { min, max } => number(text, *min, *max, bytes).map(Value::Number),

@@ -30,6 +30,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::{Claim, Entry, Lease, Store, StoreError, Term, Value, Write, latest, size};
+use crate::rpc::credentials::Credentials;
 use crate::settings::HostPort;
 
 /// A member that does not answer within this time is left for the next.
@@ -55,15 +56,22 @@ pub struct EtcdAddress {
     pub members: Vec<HostPort>,
     /// Begins our keys; candidates with the same one stand for the same service.
     pub prefix: String,
+    /// Whether it is spoken to in TLS.
+    pub tls: bool,
 }
 
 impl EtcdAddress {
-    /// Reads `etcd://HOST[:PORT][,HOST[:PORT]...][/PREFIX]`. Without a prefix it is `ringway/NAME`.
+    /// Reads `etcd://HOST[:PORT][,HOST[:PORT]...][/PREFIX]`, or `etcds://` for TLS. Without a prefix it is `ringway/NAME`.
     ///
     /// # Errors
     /// In words, when it is not of that form.
     pub fn parse(text: &str, name: &str) -> Result<EtcdAddress, String> {
-        let rest = text.strip_prefix("etcd://").ok_or("it does not begin with etcd://")?;
+        let (scheme, rest) = text.split_once("://").unwrap_or_default();
+        let tls = match scheme {
+            "etcd" => false,
+            "etcds" => true,
+            _ => return Err("it does not begin with etcd:// or etcds://".to_owned()),
+        };
         let (members, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let member = |text: &str| {
             HostPort::parse(text).or_else(|| HostPort::parse(&format!("{text}:{PORT}"))).ok_or_else(|| {
@@ -75,14 +83,15 @@ impl EtcdAddress {
         let members = members.split(',').map(member).collect::<Result<Vec<_>, _>>()?;
         let prefix = prefix.trim_matches('/');
         let prefix = if prefix.is_empty() { format!("ringway/{name}") } else { prefix.to_owned() };
-        Ok(EtcdAddress { members, prefix })
+        Ok(EtcdAddress { members, prefix, tls })
     }
 }
 
 impl fmt::Display for EtcdAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let members: Vec<String> = self.members.iter().map(ToString::to_string).collect();
-        write!(f, "etcd://{}/{}", members.join(","), self.prefix)
+        let scheme = if self.tls { "etcds" } else { "etcd" };
+        write!(f, "{scheme}://{}/{}", members.join(","), self.prefix)
     }
 }
 
@@ -101,16 +110,17 @@ struct Inner {
 }
 
 impl EtcdStore {
-    /// Makes ready to ask etcd; connections are made when they are needed. Leases are of `span`, in whole seconds. Must be
-    /// called within a runtime.
+    /// Makes ready to ask etcd; connections are made when they are needed, in TLS where there are `credentials`. Leases are of
+    /// `span`, in whole seconds. Must be called within a runtime.
     ///
     /// # Errors
     /// In words, when an address is none.
-    pub fn new(address: EtcdAddress, span: Duration) -> Result<EtcdStore, String> {
+    pub fn new(address: EtcdAddress, span: Duration, credentials: &Credentials) -> Result<EtcdStore, String> {
         let channel = |member: &HostPort| {
+            let member = member.to_string();
             let endpoint = Endpoint::from_shared(format!("http://{member}"));
             let endpoint = endpoint.map_err(|error| format!("{member}: {error}"))?;
-            Ok(endpoint.connect_timeout(CALL_LIMIT).tcp_nodelay(true).connect_lazy())
+            Ok(endpoint.connect_with_connector_lazy(credentials.connector(&member, CALL_LIMIT)))
         };
         let channels = address.members.iter().map(channel).collect::<Result<Vec<_>, String>>()?;
         let never = Term { revision: 0, lease: Lease(0) };
@@ -136,7 +146,7 @@ impl EtcdStore {
                     let (endpoints, why) = (self.0.address.to_string(), status.message().to_owned());
                     return Err(StoreError::Refused { endpoints, what, why });
                 }
-                Ok(Err(status)) => why = status.message().to_owned(),
+                Ok(Err(status)) => why = cause(&status),
                 Err(_) => why = format!("no answer within {CALL_LIMIT:?}"),
             }
             // Another call may have moved on already.
@@ -204,6 +214,17 @@ impl fmt::Debug for EtcdStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "EtcdStore({})", self.0.address)
     }
+}
+
+/// What lies beneath a call that was not answered.
+fn cause(status: &Status) -> String {
+    let mut source = std::error::Error::source(status);
+    let mut words = status.message().to_owned();
+    while let Some(error) = source {
+        words = error.to_string();
+        source = error.source();
+    }
+    words
 }
 
 /// Whether another member may do better.
@@ -423,7 +444,8 @@ mod tests {
         let read = |text: &str| EtcdAddress::parse(text, "job").map(|address| address.to_string());
         assert_eq!(read("etcd://a,b:1,[::1]:2"), Ok("etcd://a:2379,b:1,[::1]:2/ringway/job".to_owned()));
         assert_eq!(read("etcd://a/x/y/"), Ok("etcd://a:2379/x/y".to_owned()));
-        for bad in ["a:1", "etcd://", "etcd://a,,b", "etcd://a:0", "etcd://::1"] {
+        assert_eq!(read("etcds://a"), Ok("etcds://a:2379/ringway/job".to_owned()));
+        for bad in ["a:1", "http://a", "etcds://", "etcd://", "etcd://a,,b", "etcd://a:0", "etcd://::1"] {
             assert!(read(bad).is_err(), "{bad}");
         }
     }

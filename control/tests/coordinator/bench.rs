@@ -172,7 +172,7 @@ pub(crate) fn join(index: u32, rank: Option<u32>, size: u32) -> Request {
         addresses: vec![index as u8],
         timeout: Some(Duration::from_secs(5)),
         hosts_coordinator: index == 0,
-        fresh_secret: [index as u8 + 1; 16],
+        fresh_secret: [index as u8 + 1; 32],
     }))
 }
 

@@ -24,7 +24,7 @@ fn a_group_gives_asked_ranks_and_fills_the_rest() {
     let ranks: Vec<_> =
         tables[0].members.iter().map(|m| (m.rank, m.process.task.index(), m.addresses[0])).collect();
     assert_eq!(ranks, [(0, 1, 1), (1, 0, 0), (2, 2, 2)], "G2");
-    assert_eq!((tables[0].epoch, tables[0].secret), (1, [1; 16]));
+    assert_eq!((tables[0].epoch, tables[0].secret), (1, [1; 32]));
     assert!(matches!(bench.now(join(1, Some(0), 3)), Ok(Reply::Group(_))), "asking again answers again");
     bench.now(watch(900, 0, 1, 0)).unwrap();
     bench.now(register(2, 2)).unwrap_err();

@@ -25,7 +25,7 @@ fn wish(index: u32, life: u64, after: u64) -> Regroup {
         addresses: vec![index as u8],
         timeout: Some(Duration::from_secs(5)),
         hosts_coordinator: false,
-        fresh_secret: [index as u8 + 1; 16],
+        fresh_secret: [index as u8 + 1; 32],
     }
 }
 

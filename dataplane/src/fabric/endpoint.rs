@@ -456,7 +456,7 @@ mod tests {
     use super::*;
     use crate::fabric::{WaitOutcome, Waiter};
     use crate::memory::Pool;
-    use crate::transport::{CauseKind, Hub, LoopbackConfig, Named};
+    use crate::transport::{CauseKind, Hub, Keyring, LoopbackConfig, Named};
     use crate::uring::{Bind, Config, DriverChoice, TcpTransport};
 
     fn endpoint(ways: &[(&Hub, &'static str, Policy)], me: u32) -> Endpoint {
@@ -579,7 +579,8 @@ mod tests {
         // E1: io_uring where this kernel allows it, epoll on the other side.
         let open = |me, driver| {
             let bind = Bind::new(std::net::Ipv4Addr::LOCALHOST.into(), "lo");
-            let config = Config { driver, ..Config::new(me, [7; 16], 40 + u64::from(me), vec![bind]) };
+            let config =
+                Config { driver, ..Config::new(me, Keyring::of([7; 32]), 40 + u64::from(me), vec![bind]) };
             Endpoint::new(vec![(Box::new(TcpTransport::new(config).unwrap()), Policy::Prefer)]).unwrap()
         };
         let (mut x, mut y) = (open(0, DriverChoice::Auto), open(1, DriverChoice::Epoll));

@@ -3,19 +3,31 @@
 //! Each side says [`Hello`] until it has heard the other's and knows that its own was heard. A side that has heard makes
 //! its queue pairs ready before it answers, so a side that was heard may send at once.
 //!
+//! Each hello is proven by an HMAC over all of it ([`crate::transport::authentication`]). It carries a nonce that its
+//! speaker drew for this meeting, and repeats the other's if one was heard. A hello counts as heard when it repeats this
+//! side's nonce: an older one, said again by somebody else, cannot. So the first hello of each is answered by one that
+//! repeats its nonce, and queue pairs are connected by that.
+//!
 //! Invariants (cited by the tests):
 //! - **H1** Whichever datagrams are lost, repeated or late, both sides come up, as long as some get through.
 //! - **H2** A side is up only when the other receives.
 //! - **H3** One that is heard by nobody gives up at its deadline, counted from its first hello, and says how often it
 //!   tried.
+//! - **H4** Queue pairs are connected, and a side is up, only by hellos that one with the key has said in this meeting.
+//!   Keys of memory and messages follow, so neither goes to anybody else.
 #![forbid(unsafe_code)]
 
 use super::choice::MAX_RAILS;
+use crate::transport::authentication::{Key, NONCE_BYTES, Nonce, PROOF_BYTES, Proof};
 
 /// Length of an encoded hello: fits the smallest MTU.
-pub const HELLO_BYTES: usize = 128;
+pub const HELLO_BYTES: usize = 160;
+/// What is proven of it.
+const PROVEN_BYTES: usize = HELLO_BYTES - PROOF_BYTES;
+/// Role of whoever says a hello: both sides have the same, and name each other.
+const SPEAKER: &str = "ringway rdma hello";
 /// Version of this protocol. Both sides must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// What every hello begins with.
 pub const MAGIC: [u8; 4] = *b"RWRD";
 /// Pause before a hello is repeated the first time; it doubles each time.
@@ -28,8 +40,10 @@ pub const MAX_PAUSE_MS: u64 = 250;
 pub struct Hello {
     /// Whether the speaker has heard the other's, or will not.
     pub answer: Answer,
-    /// The job's secret.
-    pub token: [u8; 16],
+    /// The speaker's, drawn for this meeting.
+    pub nonce: Nonce,
+    /// The other side's, as far as it was heard; else zeros.
+    pub echo: Nonce,
     /// The speaker.
     pub from: u32,
     /// Whom it speaks to.
@@ -77,14 +91,26 @@ impl Answer {
 }
 
 impl Hello {
-    /// The bytes of a datagram.
-    pub fn encode(&self) -> [u8; HELLO_BYTES] {
-        let mut bytes = Vec::with_capacity(HELLO_BYTES);
+    /// The bytes of a datagram, with the proof that one with the key has said it.
+    pub fn encode(&self, key: &Key) -> [u8; HELLO_BYTES] {
+        let said = self.said();
+        let proof = key.prove(SPEAKER, &[&said]);
+        std::array::from_fn(|i| if i < PROVEN_BYTES { said[i] } else { proof[i - PROVEN_BYTES] })
+    }
+
+    /// Whether one with the key has said what was decoded with this proof.
+    pub fn is_proven(&self, key: &Key, proof: &Proof) -> bool {
+        key.verify(SPEAKER, &[&self.said()], proof)
+    }
+
+    fn said(&self) -> [u8; PROVEN_BYTES] {
+        let mut bytes = Vec::with_capacity(PROVEN_BYTES);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         bytes.push(self.answer as u8);
         bytes.push(self.rails);
-        bytes.extend(self.token);
+        bytes.extend(self.nonce);
+        bytes.extend(self.echo);
         bytes.extend(self.from.to_le_bytes());
         bytes.extend(self.to.to_le_bytes());
         bytes.extend(self.from_incarnation.to_le_bytes());
@@ -97,12 +123,12 @@ impl Hello {
             bytes.extend(psn.to_le_bytes());
         }
         bytes.extend(self.receives.to_le_bytes());
-        bytes.resize(HELLO_BYTES, 0);
+        bytes.resize(PROVEN_BYTES, 0);
         std::array::from_fn(|i| bytes[i])
     }
 
-    /// The hello in a datagram, or `None` when it is none of this version.
-    pub fn decode(bytes: &[u8]) -> Option<Hello> {
+    /// The hello in a datagram and its proof, not looked at; or `None` when it is none of this version.
+    pub fn decode(bytes: &[u8]) -> Option<(Hello, Proof)> {
         let bytes = bytes.first_chunk::<HELLO_BYTES>()?;
         let mut at = 0;
         fn take<const N: usize>(bytes: &[u8; HELLO_BYTES], at: &mut usize) -> [u8; N] {
@@ -124,7 +150,8 @@ impl Hello {
         let hello = Hello {
             answer,
             rails,
-            token: take(bytes, &mut at),
+            nonce: take::<NONCE_BYTES>(bytes, &mut at),
+            echo: take(bytes, &mut at),
             from: u32::from_le_bytes(take(bytes, &mut at)),
             to: u32::from_le_bytes(take(bytes, &mut at)),
             from_incarnation: u64::from_le_bytes(take(bytes, &mut at)),
@@ -137,8 +164,15 @@ impl Hello {
             }),
             receives: u16::from_le_bytes(take(bytes, &mut at)),
         };
-        (usize::from(rails) <= MAX_RAILS).then_some(hello)
+        // Bytes that nothing is in are zeros, so that what is decoded is all that was proven.
+        let proof = take_last(bytes);
+        (usize::from(rails) <= MAX_RAILS && bytes[at..PROVEN_BYTES].iter().all(|b| *b == 0))
+            .then_some((hello, proof))
     }
+}
+
+fn take_last(bytes: &[u8; HELLO_BYTES]) -> Proof {
+    std::array::from_fn(|i| bytes[PROVEN_BYTES + i])
 }
 
 /// What to do after a hello was heard.
@@ -153,6 +187,9 @@ pub struct Heard {
 /// One side of a meeting.
 #[derive(Clone, Debug)]
 pub struct Meeting {
+    nonce: Nonce,
+    /// Of the last hello that was heard; of the one that counts, once one does.
+    echo: Nonce,
     theirs: Option<Hello>,
     was_heard: bool,
     due_ms: u64,
@@ -163,9 +200,11 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// A meeting that begins now: the first hello is due at once.
-    pub fn new(now_ms: u64, timeout_ms: u64) -> Meeting {
+    /// A meeting that begins now, with a nonce drawn for it: the first hello is due at once.
+    pub fn new(nonce: Nonce, now_ms: u64, timeout_ms: u64) -> Meeting {
         Meeting {
+            nonce,
+            echo: Nonce::default(),
             theirs: None,
             was_heard: false,
             due_ms: now_ms,
@@ -200,10 +239,28 @@ impl Meeting {
         }
     }
 
-    /// Takes the other's hello, which is of the right job, incarnations and peers.
+    /// This side's nonce, and what its hellos repeat of the other's.
+    pub fn nonces(&self) -> (Nonce, Nonce) {
+        (self.nonce, self.echo)
+    }
+
+    /// Whether a hello was said in this meeting, since it repeats this side's nonce (H4).
+    pub fn is_fresh(&self, hello: &Hello) -> bool {
+        hello.echo == self.nonce && (self.theirs.is_none() || hello.nonce == self.echo)
+    }
+
+    /// Takes the other's hello, which is of the right incarnations and peers, and proven.
     pub fn hear(&mut self, hello: &Hello) -> Heard {
+        if !self.is_fresh(hello) {
+            // Of the beginning, or of long ago: answered, so that its speaker can show that it is still there.
+            if self.theirs.is_none() {
+                self.echo = hello.nonce;
+            }
+            return Heard { connect: false, answer: hello.answer == Answer::None };
+        }
         let connect = self.theirs.is_none();
         if connect {
+            self.echo = hello.nonce;
             self.theirs = Some(*hello);
         }
         self.was_heard |= hello.answer != Answer::None;
@@ -245,7 +302,8 @@ mod tests {
     fn hellos_come_back_as_they_were() {
         let hello = Hello {
             answer: Answer::Heard,
-            token: [3; 16],
+            nonce: [3; NONCE_BYTES],
+            echo: [4; NONCE_BYTES],
             from: 1,
             to: 2,
             from_incarnation: u64::MAX - 3,
@@ -257,36 +315,58 @@ mod tests {
             rails: 2,
             ends: [(17, 1), (18, 2), (0, 0), (0, 0)],
         };
-        assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+        let key = Key::new([1; 32]);
+        let bytes = hello.encode(&key);
+        let (read, proof) = Hello::decode(&bytes).unwrap();
+        assert!(read == hello && read.is_proven(&key, &proof));
+        assert!(!read.is_proven(&Key::new([2; 32]), &proof));
         let mut random = Seeded::new(1);
         for _ in 0..20_000 {
-            let mut bytes = hello.encode();
-            bytes[random.below(12) as usize] = random.next_u64() as u8;
-            if let Some(read) = Hello::decode(&bytes) {
+            let mut bytes = bytes;
+            let at = if random.once_in(2) { random.below(12) } else { random.below(HELLO_BYTES as u64) };
+            bytes[at as usize] ^= 1 + random.below(255) as u8;
+            if let Some((read, proof)) = Hello::decode(&bytes) {
                 assert!(usize::from(read.rails) <= MAX_RAILS);
+                assert!(!read.is_proven(&key, &proof), "byte {at}");
             }
         }
-        assert_eq!(Hello::decode(&hello.encode()[..127]), None);
+        assert_eq!(Hello::decode(&bytes[..HELLO_BYTES - 1]), None);
     }
 
-    /// Two sides over a wire that loses, repeats and delays; `true` when a side is ready to receive.
+    /// Two sides over a wire that loses, repeats and delays, and brings hellos of an earlier meeting of the same two and of
+    /// the sides themselves; `true` when a side is ready to receive.
     fn simulate(seed: u64) {
         let mut random = Seeded::of(seed, 0, 0);
         let loss = random.below(8);
-        let mut sides = [Meeting::new(0, 60_000), Meeting::new(random.below(300), 60_000)];
+        let nonces = [[1; NONCE_BYTES], [2; NONCE_BYTES]];
+        let mut sides =
+            [Meeting::new(nonces[0], 0, 60_000), Meeting::new(nonces[1], random.below(300), 60_000)];
+        let old = |me: usize, answer| Hello {
+            answer,
+            nonce: [11 + me as u8; NONCE_BYTES],
+            echo: [12 - me as u8; NONCE_BYTES],
+            ..Hello::default()
+        };
+        let answers = [Answer::None, Answer::Heard, Answer::Both];
         let mut ready = [false; 2];
         let mut wires: [VecDeque<(u64, Hello)>; 2] = Default::default();
         for now in 0..30_000 {
             for me in 0..2 {
+                if random.once_in(20) {
+                    let replayed = old(1 - me, answers[random.below(3) as usize]);
+                    wires[me].push_back((now, replayed));
+                }
                 let mut speak = sides[me].speaks(now);
                 while wires[me].front().is_some_and(|(at, _)| *at <= now) {
                     let (_, hello) = wires[me].pop_front().unwrap();
                     let heard = sides[me].hear(&hello);
+                    assert!(!heard.connect || hello.nonce == nonces[1 - me], "H4, seed {seed}");
                     ready[me] |= heard.connect;
                     speak |= heard.answer;
                 }
                 if speak {
-                    let hello = Hello { answer: sides[me].answer(), ..Hello::default() };
+                    let (nonce, echo) = sides[me].nonces();
+                    let hello = Hello { answer: sides[me].answer(), nonce, echo, ..Hello::default() };
                     let copies = if random.below(10) < loss { 0 } else { 1 + random.below(2) };
                     for _ in 0..copies {
                         wires[1 - me].push_back((now + random.below(40), hello));
@@ -309,12 +389,16 @@ mod tests {
     #[test]
     fn nobody_waits_for_ever() {
         // H3
-        let mut alone = Meeting::new(1, 1000);
+        let mut alone = Meeting::new([1; NONCE_BYTES], 1, 1000);
         let spoken = (5..1005).filter(|now| alone.speaks(*now)).count();
         assert_eq!(alone.is_late(1004), None);
         assert_eq!(alone.is_late(1005), Some(format!("no answer, after {spoken} hellos")));
         assert!((6..20).contains(&spoken), "{spoken}");
-        alone.hear(&Hello::default());
+        let hello = Hello { nonce: [2; NONCE_BYTES], echo: [1; NONCE_BYTES], ..Hello::default() };
+        assert!(!alone.hear(&Hello { echo: [3; NONCE_BYTES], ..hello }).connect, "H4");
+        assert!(alone.hear(&hello).connect);
+        assert!(!alone.hear(&Hello { nonce: [9; NONCE_BYTES], answer: Answer::Both, ..hello }).connect);
+        assert!(!alone.is_up(), "another meeting's");
         assert!(alone.is_late(2000).unwrap().starts_with("it was heard"));
     }
 }

@@ -62,8 +62,8 @@ impl RdmaTransport {
                 self.clock_ms();
                 self.must_look |= !wc.is_success();
                 let datagram = self.devices[device].heard(id.aux, wc);
-                if let Some(hello) = datagram.and_then(|bytes| Hello::decode(&bytes)) {
-                    self.hear(hello);
+                if let Some((hello, proof)) = datagram.and_then(|bytes| Hello::decode(&bytes)) {
+                    self.hear(hello, &proof);
                 }
             }
             Kind::Receive | Kind::Send | Kind::Write | Kind::Pulse | Kind::About | Kind::Fence => {

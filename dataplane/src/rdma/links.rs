@@ -7,10 +7,13 @@ use super::device::Way;
 use super::handshake::{Answer, Hello, Meeting};
 use super::resolver::{Answer as Found, Ask, Resolved};
 use super::transport::RdmaTransport;
+use crate::transport::authentication::{Nonce, Proof, nonce};
 use crate::transport::matching::{Agreed, Matcher, UNIT_BYTES};
 use crate::transport::{Cause, CauseKind, Copies, Note, Peer};
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// How far the way to a peer is.
 pub(super) enum Stage {
@@ -49,7 +52,9 @@ pub(super) struct Link {
     pub(super) ways: Vec<Resolved>,
     pub(super) said: usize,
     /// A hello that came before the ways were known.
-    pub(super) early: Option<Hello>,
+    pub(super) early: Option<(Hello, Proof)>,
+    /// This side's nonce and the peer's, of the meeting that made the connection, or is about to.
+    pub(super) nonces: (Nonce, Nonce),
     /// Lost or left.
     pub(super) gone: Option<Cause>,
     /// In the list of links that the next poll fills.
@@ -127,6 +132,7 @@ impl RdmaTransport {
 
     fn begin_meeting(&mut self, at: u32) -> Result<(), String> {
         let (now_ms, timeout_ms) = (self.clock_ms(), self.config.connect_timeout_ms);
+        let drawn = nonce().map_err(|e| format!("the kernel gives no random bytes: {e}"))?;
         self.psns = self.psns.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
         let psn = (self.psns >> 40) as u32;
         let link = &mut self.links[at as usize];
@@ -136,7 +142,9 @@ impl RdmaTransport {
         let connection = Connection::new((at, generation), &link.pairs, &mut self.devices, bytes, psn)
             .map_err(|why| why.to_string())?;
         if let Some(channel) = &mut link.channel {
-            channel.stage = Stage::Meeting(Box::new(connection), Meeting::new(now_ms, timeout_ms));
+            let meeting = Meeting::new(drawn, now_ms, timeout_ms);
+            link.nonces = meeting.nonces();
+            channel.stage = Stage::Meeting(Box::new(connection), meeting);
         }
         self.look_for_ways(at)
     }
@@ -176,9 +184,9 @@ impl RdmaTransport {
                 Err(why) => Resolved::Failed(why.to_string()),
             };
             if link.knows_ways()
-                && let Some(hello) = link.early.take()
+                && let Some((hello, proof)) = link.early.take()
             {
-                self.hear(hello);
+                self.hear(hello, &proof);
             }
         }
         moved
@@ -189,7 +197,8 @@ impl RdmaTransport {
         let link = &self.links[at as usize];
         let mut hello = Hello {
             answer,
-            token: self.config.token,
+            nonce: link.nonces.0,
+            echo: link.nonces.1,
             from: self.config.me,
             to: link.number,
             from_incarnation: self.config.incarnation,
@@ -207,7 +216,9 @@ impl RdmaTransport {
     }
 
     fn say(&mut self, at: u32, answer: Answer) {
-        let hello = self.hello(at, answer).encode();
+        // One that is not admitted here is not spoken to.
+        let Some(key) = self.config.keys.key(self.links[at as usize].incarnation) else { return };
+        let hello = self.hello(at, answer).encode(&key);
         let link = &mut self.links[at as usize];
         link.said += 1;
         // Each over another rail, since one that is down at the other side can be told by silence alone.
@@ -225,15 +236,15 @@ impl RdmaTransport {
 
     /// Takes a hello. What is none of this job's is ignored, and so is one from a peer that is not introduced yet, but
     /// for the last of each, within a limit.
-    pub(super) fn hear(&mut self, hello: Hello) {
+    pub(super) fn hear(&mut self, hello: Hello, proof: &Proof) {
         let is_mine = (hello.from, hello.from_incarnation) == (self.config.me, self.config.incarnation);
-        if hello.token != self.config.token || hello.to != self.config.me || is_mine {
-            tracing::debug!("a hello of another job or for peer {} was ignored", hello.to);
+        if hello.to != self.config.me || is_mine {
+            tracing::debug!("a hello for peer {} was ignored", hello.to);
             return;
         }
         let Some(at) = self.link_of_process(hello.from, hello.from_incarnation) else {
             if self.strangers.len() < super::MAX_STRANGERS || self.strangers.contains_key(&hello.from) {
-                self.strangers.insert(hello.from, hello);
+                self.strangers.insert(hello.from, (hello, *proof));
             }
             return;
         };
@@ -243,8 +254,15 @@ impl RdmaTransport {
             tracing::debug!("a hello of another life of peer {} was ignored", hello.from);
             return;
         }
+        // Its speaker repeats it until it is admitted.
+        let Some(key) = self.config.keys.key(hello.from_incarnation) else { return };
+        if !hello.is_proven(&key, proof) {
+            return self.complain(hello.from);
+        }
         if let Some(refusal) = hello.answer.refusal() {
-            if link.channel.as_ref().is_some_and(|c| !c.is_up()) {
+            // H4: said of this meeting, not of one long ago.
+            let is_met = link.channel.as_ref().is_some_and(|c| !c.is_up()) && hello.echo == link.nonces.0;
+            if is_met {
                 let peer = hello.from;
                 let evidence = format!("peer {peer} turned us away: {refusal}");
                 self.lose(at, Cause::new(CauseKind::Refused, evidence));
@@ -252,33 +270,49 @@ impl RdmaTransport {
             return;
         }
         if link.gone.is_some() {
+            self.links[at as usize].nonces.1 = hello.nonce;
             self.say(at, Answer::Over);
             return;
         }
         self.open_channel(at);
-        self.hear_peer(at, &hello);
+        self.hear_peer(at, &hello, proof);
     }
 
-    fn hear_peer(&mut self, at: u32, hello: &Hello) {
+    /// Warns of a hello that was said by nobody who has the key, once in a while for each that it says to be of.
+    fn complain(&mut self, from: u32) {
+        if self.complaints.due(IpAddr::from(from.to_be_bytes()), Instant::now()) {
+            tracing::warn!(
+                "a hello that says to be of peer {from} was ignored: its proof is not that of the group. It is of another \
+                 job, the two have different tokens, or somebody says it again"
+            );
+        }
+    }
+
+    fn hear_peer(&mut self, at: u32, hello: &Hello, proof: &Proof) {
         let link = &mut self.links[at as usize];
         let (knows_ways, dead) = (link.knows_ways(), link.dead_ways());
         let Some(channel) = &mut link.channel else { return };
         channel.sign_ms = self.now_ms;
         if matches!(channel.stage, Stage::Meeting(..)) && !knows_ways {
-            link.early = Some(*hello);
+            link.early = Some((*hello, *proof));
             return;
         }
         let (heard, answer) = match &mut channel.stage {
             Stage::None => return,
             // Its answer was lost.
-            Stage::Up(_) if hello.answer != Answer::Both => return self.say(at, Answer::Both),
+            Stage::Up(_) if hello.answer != Answer::Both && hello.nonce == link.nonces.1 => {
+                return self.say(at, Answer::Both);
+            }
             Stage::Up(_) => return,
             Stage::Meeting(connection, meeting) => {
-                if let Err(why) = connection.accepts(hello) {
+                if meeting.is_fresh(hello)
+                    && let Err(why) = connection.accepts(hello)
+                {
                     let evidence = format!("peer {} said a hello with {why}", link.peer.0);
                     return self.lose(at, Cause::new(CauseKind::Protocol, evidence));
                 }
                 let heard = meeting.hear(hello);
+                link.nonces = meeting.nonces();
                 if heard.connect {
                     dead.iter().for_each(|(rail, _)| connection.leave_out(*rail));
                     let up = connection.bring_up(hello, &link.pairs, &self.devices, &self.config.rdma);

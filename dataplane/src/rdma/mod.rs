@@ -2,7 +2,8 @@
 //!
 //! - [`transport`]: the [`crate::transport::Transport`]. [`choice`]: which devices, ports and GIDs are used, and what two
 //!   sides agree on: pure. [`survey`]: what this host has, read from the kernel's files.
-//! - `device`: an open device, and the datagrams by which connections begin. [`handshake`]: what these say: pure.
+//! - `device`: an open device, and the datagrams by which connections begin. [`handshake`]: what these say, and how they are
+//!   proven: pure.
 //! - `connection`: small messages of one peer. `writes`: its large ones. `rail`: one of its queue pairs. `ends`: when
 //!   the end of a message that several carried may be believed, pure; `fences`: the same on queue pairs. `failover`:
 //!   going on without one. [`wire`]: encoding, pure.
@@ -42,6 +43,8 @@ mod tests;
 pub use choice::RdmaConfig;
 pub use transport::{OpenError, RdmaTransport, Traffic};
 
+use crate::transport::Keyring;
+
 /// Longest message.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 46;
 /// Largest depth that a configuration may ask for.
@@ -61,8 +64,8 @@ pub struct Config {
     /// What this side calls itself in hellos: any number that no other process of the job has. Its address carries it, so
     /// peers may number this side otherwise.
     pub me: u32,
-    /// Secret of the job: others with another are ignored.
-    pub token: [u8; 16],
+    /// By what peers prove themselves, and this side to them: others are ignored.
+    pub keys: Keyring,
     /// This process's incarnation.
     pub incarnation: u64,
     /// Messages up to this many bytes may go before their receive is posted, up to [`MAX_EAGER_BYTES`]. 0: none.
@@ -81,10 +84,10 @@ pub struct Config {
 
 impl Config {
     /// Defaults for peer number `me` of a job.
-    pub fn new(me: u32, token: [u8; 16], incarnation: u64) -> Config {
+    pub fn new(me: u32, keys: Keyring, incarnation: u64) -> Config {
         Config {
             me,
-            token,
+            keys,
             incarnation,
             eager_bytes: 16 << 10,
             eager_window_bytes: 1 << 20,

@@ -5,7 +5,7 @@ use super::choice::{Choice, RdmaConfig, choose};
 use super::survey;
 use super::{Config, RdmaTransport};
 use crate::transport::conformance::{Depth, Mode, Rig, Skip, run_one};
-use crate::transport::{Peer, Transport};
+use crate::transport::{Keyring, Peer, Transport};
 
 /// Says whether a missing device fails the tests, as where it is known to be there: `require`.
 const WANTED: &str = "RINGWAY_TEST_RDMA";
@@ -30,7 +30,7 @@ fn open(me: u32, choice: &Choice, mode: Mode, rails: usize) -> Box<dyn Transport
     let mut mine = Choice { rails: choice.rails.clone(), verdicts: Vec::new() };
     mine.rails.rotate_left(me as usize % choice.rails.len());
     mine.rails.truncate(rails);
-    let mut config = Config::new(me, [7; 16], 1000 + u64::from(me));
+    let mut config = Config::new(me, Keyring::of([7; 32]), 1000 + u64::from(me));
     // So that what is over the eager limit has stripes.
     config.stripe_bytes = 4096;
     config.connect_timeout_ms = 5_000;
@@ -105,7 +105,7 @@ mod rails {
     use super::super::{Config, RdmaTransport};
     use crate::memory::{Pool, Region};
     use crate::transport::seed::Seeded;
-    use crate::transport::{Event, Op, OpId, Peer, Stamp, Tag, Transport};
+    use crate::transport::{Event, Keyring, Op, OpId, Peer, Stamp, Tag, Transport};
     use std::time::{Duration, Instant};
 
     const DEADLINE: Duration = Duration::from_secs(60);
@@ -132,7 +132,7 @@ mod rails {
         let open = |me: u32| {
             let mut rails: Vec<_> = (0..copies).flat_map(|_| choice.rails.clone()).collect();
             rails.rotate_left(me as usize);
-            let mut config = Config::new(me, [1; 16], 50 + u64::from(me));
+            let mut config = Config::new(me, Keyring::of([1; 32]), 50 + u64::from(me));
             config.eager_bytes = eager_bytes;
             config.stripe_bytes = 32 << 10;
             config.rdma.timeout = 14;

@@ -14,10 +14,11 @@ use super::verbs::{Library, LoadError, VerbsError, WorkCompletion};
 use super::watch::Watch;
 use super::{Config, MAX_DEPTH, MAX_EAGER_BYTES, MAX_MESSAGE_BYTES, MAX_NOTES};
 use crate::memory::{Region, RegionId};
+use crate::transport::authentication::Proof;
 use crate::transport::matching::Retired;
 use crate::transport::{
-    Address, Caps, Cause, CauseKind, Completion, ConnectError, Copies, Event, Note, Op, OpId, Peer,
-    PostError, RegionKey, RegisterError, Stamp, Tag, Transport, Waker,
+    Address, Caps, Cause, CauseKind, Complaints, Completion, ConnectError, Copies, Event, Note, Op, OpId,
+    Peer, PostError, RegionKey, RegisterError, Stamp, Tag, Transport, Waker,
 };
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -76,7 +77,8 @@ pub struct RdmaTransport {
     /// Devices whose port went down, and when.
     pub(super) down: Vec<(usize, u64)>,
     /// The last hellos of peers that are not introduced yet.
-    pub(super) strangers: HashMap<u32, Hello>,
+    pub(super) strangers: HashMap<u32, (Hello, Proof)>,
+    pub(super) complaints: Complaints,
     pub(super) retired: Retired,
     pub(super) done: Vec<Event>,
     /// Events before this one have had their holds given back.
@@ -135,6 +137,7 @@ impl RdmaTransport {
             meetings: Vec::new(),
             down: Vec::new(),
             strangers: HashMap::new(),
+            complaints: Complaints::default(),
             retired: Retired::default(),
             done: Vec::new(),
             let_go: 0,
@@ -341,6 +344,7 @@ impl Transport for RdmaTransport {
             ways: pairs.iter().map(|_| Resolved::Unasked).collect(),
             said: 0,
             early: None,
+            nonces: Default::default(),
             pairs: pairs.clone(),
             channel: None,
             generation,
@@ -366,9 +370,9 @@ impl Transport for RdmaTransport {
                 self.by_peer[index] = at;
             }
         }
-        if let Some(hello) = self.strangers.remove(&number) {
+        if let Some((hello, proof)) = self.strangers.remove(&number) {
             self.clock_ms();
-            self.hear(hello);
+            self.hear(hello, &proof);
         }
         Ok(())
     }

@@ -5,14 +5,14 @@ use super::MAX_EAGER_BYTES;
 use super::handshake::{Heard, Other, hear, is_alive};
 use super::queue::{Corrupt, Ringer};
 use super::registration::{Read, place_of};
-use super::segment::{self, Inlet, Outlet, RING_BYTES};
+use super::segment::{Inlet, Outlet, RING_BYTES, Window};
 use super::wire::{self, PLACE_BYTES};
-use crate::memory::ForeignBytes;
 use crate::transport::matching::header::{self, Whole};
 use crate::transport::matching::{Frame, Kind, Matcher, Parked, Place, Retired, SlotId};
-use crate::transport::{Cause, CauseKind, Event, Found, Note, Peer, Sight, Stamp, Tag};
+use crate::transport::{Cause, CauseKind, Event, Found, Note, Peer, Stamp, Tag};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// Records taken from one peer before others get their turn.
 const RECORDS_PER_POLL: usize = 64;
@@ -376,9 +376,9 @@ impl Connection {
         self.into.has_news() || self.ended || (has_output && self.out.has_room(self.largest) != Ok(false))
     }
 
-    /// What the peer shows there.
-    pub(super) fn view(&self, sight: Sight) -> Option<ForeignBytes> {
-        segment::view(self.other.window.as_ref().ok()?, sight.offset, sight.bytes)
+    /// The peer's blocks.
+    pub(super) fn window(&self) -> Option<&Arc<Window>> {
+        self.other.window.as_ref().ok()
     }
 
     /// Says goodbye. `false`: there is no room now.

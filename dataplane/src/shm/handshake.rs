@@ -1,10 +1,11 @@
-//! From a dialled or accepted socket to an agreement.
+//! From a dialled or accepted socket to an agreement with the right peer. A1, A2 and A3 hold here.
 #![forbid(unsafe_code)]
 
 use super::attach::{self, Credentials};
 use super::device::{Published, Shown};
 use super::segment::{Bell, Segment, Window};
-use super::wire::{GREETING_BYTES, Greeting, Identity};
+use super::wire::{GREETING_BYTES, Greeting, Identity, Offer};
+use crate::transport::authentication::Nonce;
 use crate::transport::matching::Agreed;
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
@@ -112,7 +113,7 @@ impl Other {
     /// In words.
     pub(super) fn new(
         socket: &OwnedFd,
-        id: &Identity,
+        offer: &Offer,
         fds: Vec<OwnedFd>,
         means: Means,
     ) -> Result<Other, String> {
@@ -131,12 +132,12 @@ impl Other {
             Some(blocks) => Window::new(&blocks).map(Arc::new).map_err(|e| e.to_string()),
             None => Err("it does not show them".to_owned()),
         };
-        Ok(Other { doorbell, bell, window, attach: probe(socket, id, means) })
+        Ok(Other { doorbell, bell, window, attach: probe(socket, offer, means) })
     }
 }
 
 /// Tries to read the peer's memory, once and for real: there are many ways to forbid it.
-fn probe(socket: &OwnedFd, id: &Identity, means: Means) -> Result<u32, String> {
+fn probe(socket: &OwnedFd, offer: &Offer, means: Means) -> Result<u32, String> {
     if !means.attach {
         return Err("switched off".to_owned());
     }
@@ -146,8 +147,8 @@ fn probe(socket: &OwnedFd, id: &Identity, means: Means) -> Result<u32, String> {
         Err(e) => return Err(e.to_string()),
     };
     let mut word = [0; 8];
-    match attach::read(pid, id.probe_address, &mut word) {
-        Ok(()) if u64::from_ne_bytes(word) == id.probe => Ok(pid),
+    match attach::read(pid, offer.probe_address, &mut word) {
+        Ok(()) if u64::from_ne_bytes(word) == offer.probe => Ok(pid),
         Ok(()) => Err(format!("process {pid} is another one")),
         Err(e) => Err(format!("process_vm_readv: {e}")),
     }
@@ -170,17 +171,12 @@ pub(super) fn check(socket: &OwnedFd, ours: &Published, theirs: &Published) -> R
 }
 
 /// What both sides have agreed on.
-pub(super) fn agree(ours: &Identity, theirs: &Identity) -> Agreed {
+pub(super) fn agree(ours: &Offer, theirs: &Offer) -> Agreed {
     Agreed {
         eager_bytes: ours.eager_bytes.min(theirs.eager_bytes).into(),
         their_window: theirs.window_units,
         our_window: ours.window_units,
     }
-}
-
-/// Compares in a time that does not depend on where they differ.
-pub(super) fn same_token(a: &[u8; 16], b: &[u8; 16]) -> bool {
-    a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
 /// A connection that is being dialled.
@@ -192,21 +188,60 @@ pub(super) struct Dial {
 
 /// How far a dial is.
 pub(super) enum Stage {
-    /// The listener had too many to accept.
+    /// Not connected: the listener had too many to accept, or the peer is not admitted here yet.
     Busy,
+    /// It has said this of itself, and waits for the listener's proof.
+    Knocked { socket: OwnedFd, id: Identity },
     /// Greeted with this queue.
     Greeted { socket: OwnedFd, segment: Segment },
     /// The peer dials by itself.
     Awaited,
 }
 
+impl Stage {
+    /// The socket on which an answer is waited for.
+    pub(super) fn asked(&self) -> Option<&OwnedFd> {
+        match self {
+            Stage::Busy | Stage::Awaited => None,
+            Stage::Knocked { socket, .. } | Stage::Greeted { socket, .. } => Some(socket),
+        }
+    }
+}
+
 /// An accepted connection that is no peer's yet.
 pub(super) struct Stranger {
     pub(super) socket: OwnedFd,
     pub(super) number: u32,
-    pub(super) came_ms: u64,
-    /// What it has said: it waits to be introduced.
-    pub(super) said: Option<(Identity, Vec<OwnedFd>)>,
+    /// Its process, as the kernel has it.
+    pub(super) pid: u32,
+    /// Since when it is this far.
+    pub(super) since_ms: u64,
+    pub(super) said: Said,
+}
+
+/// What a stranger has said.
+#[derive(Clone, Copy)]
+pub(super) enum Said {
+    Nothing,
+    /// Who it is. It waits to be introduced, and then to be admitted, which `introduced` says.
+    Knock {
+        id: Identity,
+        introduced: bool,
+    },
+    /// And it was challenged with this.
+    Challenged(Identity, Nonce),
+}
+
+impl Stranger {
+    /// Whether it is this side that is waited for, without a limit.
+    pub(super) fn is_patient(&self) -> bool {
+        matches!(self.said, Said::Knock { .. })
+    }
+
+    /// Whether nothing but its key is missing.
+    pub(super) fn wants_key(&self) -> bool {
+        matches!(self.said, Said::Knock { introduced: true, .. })
+    }
 }
 
 #[cfg(test)]
@@ -225,19 +260,19 @@ mod tests {
         let shown = Shown::new(true).unwrap();
         let (segment, queue) = Segment::new().unwrap();
         let probe_address = (&raw const *shown.probe).addr() as u64;
-        let id = Identity { from: 1, probe_address, probe: *shown.probe, ..Identity::default() };
+        let offer = Offer { probe_address, probe: *shown.probe, ..Offer::default() };
         assert!(matches!(hear(&b), Heard::Nothing) && is_alive(&b));
-        say(&a, &Greeting::Hello(id), &fds(Some(&queue), &shown)).unwrap();
-        let Heard::Greeting(Greeting::Hello(heard), mut got) = hear(&b) else { panic!("no greeting") };
-        assert_eq!((heard, got.len()), (id, 4));
+        say(&a, &Greeting::Hello(offer, [1; 32]), &fds(Some(&queue), &shown)).unwrap();
+        let Heard::Greeting(Greeting::Hello(heard, _), mut got) = hear(&b) else { panic!("no greeting") };
+        assert_eq!((heard, got.len()), (offer, 4));
         let theirs = Segment::of_peer(&got.remove(0)).unwrap();
-        let other = Other::new(&b, &id, got, Means { map: true, attach: true }).unwrap();
+        let other = Other::new(&b, &offer, got, Means { map: true, attach: true }).unwrap();
         assert!(other.window.is_ok(), "{:?}", other.window);
         println!("attach: {:?}", other.attach);
         let (mut out, mut into) = (segment.ends(true).0, theirs.ends(false).1);
         out.push(&[1; 64], &[]);
         assert!(into.header().unwrap().is_some());
-        let off = Other::new(&b, &id, Vec::new(), Means { map: false, attach: false });
+        let off = Other::new(&b, &offer, Vec::new(), Means { map: false, attach: false });
         assert!(off.unwrap_err().contains("doorbell"));
     }
 
@@ -248,9 +283,9 @@ mod tests {
         assert!(matches!(hear(&b), Heard::Nonsense(why) if why.contains("20 bytes")));
         rustix::net::send(&a, &[1; GREETING_BYTES], SendFlags::empty()).unwrap();
         assert!(matches!(hear(&b), Heard::Nonsense(_)));
-        say(&a, &Greeting::Refuse(Ok(Refusal::Token)), &[]).unwrap();
+        say(&a, &Greeting::Refuse(Ok(Refusal::Unproven)), &[]).unwrap();
         assert!(
-            matches!(hear(&b), Heard::Greeting(Greeting::Refuse(Ok(Refusal::Token)), fds) if fds.is_empty())
+            matches!(hear(&b), Heard::Greeting(Greeting::Refuse(Ok(Refusal::Unproven)), fds) if fds.is_empty())
         );
         drop(a);
         assert!(matches!(hear(&b), Heard::Ended) && !is_alive(&b));
@@ -265,6 +300,5 @@ mod tests {
         assert!(check(&a, &me, &Published { pid: 1, ..me }).unwrap_err().contains("its address says 1"));
         let elsewhere = crate::shm::device::Home { uid: 77, ..home };
         assert!(check(&a, &Published { home: elsewhere, ..me }, &me).is_err());
-        assert!(same_token(&[1; 16], &[1; 16]) && !same_token(&[1; 16], &[2; 16]));
     }
 }

@@ -4,9 +4,11 @@
 use super::connection::Connection;
 use super::device::Published;
 use super::handshake::Dial;
+use super::segment::Window;
 use crate::transport::matching::Matcher;
 use crate::transport::{Cause, Copies, Note, Peer};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// How far the way to a peer is.
 pub(super) enum Way {
@@ -38,11 +40,13 @@ pub(super) struct Link {
     /// Lost or left.
     pub(super) gone: Option<Cause>,
     pub(super) why: Option<String>,
+    /// The blocks of one that has said goodbye: what it had shown before can still be looked at.
+    pub(super) window: Option<Arc<Window>>,
 }
 
 impl Link {
     pub(super) fn new(peer: Peer, published: Published) -> Link {
-        Link { peer, published, channel: None, gone: None, why: None }
+        Link { peer, published, channel: None, gone: None, why: None, window: None }
     }
 }
 

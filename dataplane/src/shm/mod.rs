@@ -1,7 +1,8 @@
 //! Shared memory between processes of one host.
 //!
 //! - [`transport`]: the [`crate::transport::Transport`]. [`device`]: who and where this process is, and its socket.
-//! - `handshake`: from a dialled or accepted socket to an agreement. `connection`: records of one that stands.
+//! - `handshake`: from a dialled or accepted socket to an agreement with a peer that has proven itself
+//!   ([`crate::transport::authentication`]). `connection`: records of one that stands.
 //! - [`queue`]: the words that two processes share, pure and model-checked. `segment`: the memory that they are in.
 //! - [`wire`]: encoding, pure. `registration`: where payload is shown and how it is read. `attach`: by a system call.
 //!
@@ -20,9 +21,12 @@
 //! - **S2** Nothing outlives its process: files are in memory, names in the network namespace's abstract space.
 //! - **S3** What is read of memory that a peer can write is copied out once and checked. A peer that breaks the rules is
 //!   lost, with what it did, and can do no more than spoil its own messages.
-//! - **S4** Strangers harm nobody: their number ([`MAX_STRANGERS`]) and their time ([`GREETING_TIMEOUT_MS`]) are bounded.
+//! - **S4** Strangers harm nobody: their number ([`MAX_STRANGERS`]) and their time ([`GREETING_TIMEOUT_MS`]) are bounded, and
+//!   other users' have no place at all.
 //! - **S5** Lent memory that a peer may be reading stays lent until the peer has left it, or is lost for not doing so
 //!   within [`WITHDRAW_MS`]; then whatever it read is not delivered.
+//! - **S6** No queue, word or block is shown to a process that has not proven itself, and that the kernel does not name as
+//!   the one that its address says.
 
 mod attach;
 mod connection;
@@ -45,6 +49,8 @@ mod tests;
 pub use device::Home;
 pub use transport::{OpenError, ShmTransport};
 
+use crate::transport::Keyring;
+
 /// Longest message.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 46;
 /// Largest depth that a configuration may ask for.
@@ -66,8 +72,8 @@ pub struct Config {
     /// What this side calls itself in greetings: any number that no other process of the job has. Its address carries it,
     /// so peers may number this side otherwise.
     pub me: u32,
-    /// Secret of the job: others with another are turned away.
-    pub token: [u8; 16],
+    /// By what peers prove themselves, and this side to them: others are turned away.
+    pub keys: Keyring,
     /// This process's incarnation.
     pub incarnation: u64,
     /// Messages up to this many bytes may go before their receive is posted, up to [`MAX_EAGER_BYTES`]. 0: none.
@@ -87,10 +93,10 @@ pub struct Config {
 
 impl Config {
     /// Defaults for peer number `me` of a job.
-    pub fn new(me: u32, token: [u8; 16], incarnation: u64) -> Config {
+    pub fn new(me: u32, keys: Keyring, incarnation: u64) -> Config {
         Config {
             me,
-            token,
+            keys,
             incarnation,
             eager_bytes: 16 << 10,
             eager_window_bytes: 4 << 20,

@@ -4,21 +4,25 @@
 use super::device::{Connected, Published, Shown, dial};
 use super::handshake::{Heard, fds, hear, say};
 use super::segment::{Inlet, Outlet, Segment};
-use super::wire::{self, Greeting, Identity, Refusal};
+use super::wire::{self, Greeting, Identity, Offer, Refusal};
 use super::{Config, ShmTransport};
 use crate::memory::{Pool, Region, SharedBytes, UniqueBytes, with_borrowed};
+use crate::transport::authentication::{Key, Nonce, Proof};
 use crate::transport::matching::{Frame, Kind};
 use crate::transport::{
-    CauseKind, Completion, Event, Found, Note, Op, OpError, OpId, Peer, Stamp, Tag, Transport,
+    CauseKind, Completion, Event, Found, Keyring, Note, Op, OpError, OpId, Peer, Stamp, Tag, Transport,
 };
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(20);
+const SECRET: [u8; 32] = [9; 32];
 const TAG: Tag = Tag { group: 1, lane: 3 };
 
 fn config(me: u32) -> Config {
-    Config { connect_timeout_ms: 5_000, ..Config::new(me, [9; 16], 100 + u64::from(me)) }
+    Config { connect_timeout_ms: 5_000, ..Config::new(me, Keyring::of(SECRET), 100 + u64::from(me)) }
 }
 
 fn pair(of: impl Fn(u32) -> Config) -> [ShmTransport; 2] {
@@ -198,47 +202,67 @@ struct Rogue {
     into: Inlet,
 }
 
-fn identity(token: u8, to_incarnation: u64) -> Identity {
-    Identity {
-        token: [token; 16],
-        from: 1,
-        to: 0,
-        from_incarnation: 101,
-        to_incarnation,
-        eager_bytes: 16 << 10,
-        window_units: 1 << 12,
-        ..Identity::default()
+/// What peer 1 says of itself to peer 0.
+fn identity(to_incarnation: u64) -> Identity {
+    Identity { from: 1, to: 0, from_incarnation: 101, to_incarnation, nonce: [4; 16] }
+}
+
+const OFFER: Offer = Offer { eager_bytes: 16 << 10, window_units: 1 << 12, probe_address: 0, probe: 0 };
+
+/// Connects and knocks.
+fn knock(t: &mut ShmTransport, id: Identity) -> OwnedFd {
+    let name = Published::decode(&t.address()).unwrap().name;
+    let Connected::Yes(socket) = dial(&name).unwrap() else { panic!("busy") };
+    say(&socket, &Greeting::Knock(id), &[]).unwrap();
+    look(t);
+    socket
+}
+
+/// What `t` says next, and what it shows.
+fn heard(t: &mut ShmTransport, socket: &OwnedFd) -> (Greeting, usize) {
+    let began = Instant::now();
+    loop {
+        look(t);
+        match hear(socket) {
+            Heard::Greeting(greeting, shown) => return (greeting, shown.len()),
+            Heard::Nothing => assert!(began.elapsed() < DEADLINE),
+            _ => panic!("no answer"),
+        }
     }
 }
 
-fn rogue(t: &mut ShmTransport, id: Identity) -> Rogue {
-    let name = Published::decode(&t.address()).unwrap().name;
-    let Connected::Yes(socket) = dial(&name).unwrap() else { panic!("busy") };
+/// Knocks, and answers the challenge with this proof.
+fn rogue(t: &mut ShmTransport, id: Identity, prove: impl Fn(&Nonce, &Proof) -> Proof) -> Rogue {
+    let socket = knock(t, id);
+    // S6: nothing is shown to who has not proven itself.
+    let (Greeting::Challenge(nonce, theirs), 0) = heard(t, &socket) else { panic!("not challenged") };
     let shown = Shown::new(false).unwrap();
     let (segment, queue) = Segment::new().unwrap();
-    say(&socket, &Greeting::Hello(id), &fds(Some(&queue), &shown)).unwrap();
+    let hello = Greeting::Hello(OFFER, prove(&nonce, &theirs));
+    say(&socket, &hello, &fds(Some(&queue), &shown)).unwrap();
     let (out, into) = segment.ends(true);
     Rogue { socket, shown, out, into }
 }
 
-fn introduced() -> (ShmTransport, Rogue) {
-    let mut t = ShmTransport::new(config(0)).unwrap();
+type Prove = dyn Fn(&Nonce, &Proof) -> Proof;
+
+fn right(nonce: &Nonce, _: &Proof) -> Proof {
+    identity(100).prove_dialler(&Key::new(SECRET), nonce, &OFFER)
+}
+
+/// Peer 1, said to be of this process.
+fn introduce(t: &mut ShmTransport) {
     let home = Published::decode(&t.address()).unwrap().home;
     let published = Published { number: 1, incarnation: 101, home, pid: std::process::id(), name: [0; 16] };
     t.connect(Peer(1), &published.encode()).unwrap();
-    let rogue = rogue(&mut t, identity(9, 100));
-    let began = Instant::now();
-    loop {
-        look(&mut t);
-        match hear(&rogue.socket) {
-            Heard::Greeting(Greeting::Welcome(_), shown) => {
-                assert_eq!(shown.len(), 3);
-                return (t, rogue);
-            }
-            Heard::Nothing => assert!(began.elapsed() < DEADLINE),
-            _ => panic!("refused"),
-        }
-    }
+}
+
+fn introduced() -> (ShmTransport, Rogue) {
+    let mut t = ShmTransport::new(config(0)).unwrap();
+    introduce(&mut t);
+    let rogue = rogue(&mut t, identity(100), right);
+    assert!(matches!(heard(&mut t, &rogue.socket), (Greeting::Welcome(_), 3)));
+    (t, rogue)
 }
 
 #[test]
@@ -307,24 +331,131 @@ fn look(t: &mut ShmTransport) {
 fn strangers_are_refused_or_wait() {
     // S4
     let mut t = ShmTransport::new(config(0)).unwrap();
-    for (id, why) in [(identity(8, 100), Refusal::Token), (identity(9, 7), Refusal::Peer)] {
-        let rogue = rogue(&mut t, id);
-        look(&mut t);
-        let heard = hear(&rogue.socket);
-        assert!(matches!(heard, Heard::Greeting(Greeting::Refuse(Ok(said)), _) if said == why));
-    }
+    let socket = knock(&mut t, identity(7));
+    assert_eq!(heard(&mut t, &socket), (Greeting::Refuse(Ok(Refusal::Peer)), 0));
     // One that is not introduced yet waits, however many others come and go.
-    let patient = rogue(&mut t, identity(9, 100));
+    let patient = knock(&mut t, identity(100));
     let name = Published::decode(&t.address()).unwrap().name;
     for _ in 0..super::MAX_STRANGERS - 1 {
         let Connected::Yes(_silent) = dial(&name).unwrap() else { panic!("busy") };
         look(&mut t);
     }
-    assert!(matches!(hear(&patient.socket), Heard::Nothing) && t.listener.is_some());
+    assert!(matches!(hear(&patient), Heard::Nothing) && t.listener.is_some());
+    introduce(&mut t);
+    assert!(matches!(hear(&patient), Heard::Greeting(Greeting::Challenge(..), _)));
+}
+
+/// Counts what is warned of.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn only_a_fresh_proof_of_the_right_key_is_taken() {
+    // A1 to A3, S6: refused, warned of once, and whoever is connected stays so.
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    let mut t = ShmTransport::new(config(0)).unwrap();
+    introduce(&mut t);
+    let [mut a, mut b] = pair(|me| config(me + 2));
+    a.note(Peer(1), &Note::new(b"x").unwrap()).unwrap();
+    events(&mut [&mut a, &mut b], 1);
+
+    let recorded = right(&[1; 16], &[0; 32]);
+    let cases: [&Prove; 4] = [
+        &|nonce, _| identity(100).prove_dialler(&Key::new([8; 32]), nonce, &OFFER),
+        // Of another time; what this side itself has just said; of an offer that is not made.
+        &move |_, _| recorded,
+        &|_, theirs| *theirs,
+        &|nonce, _| identity(100).prove_dialler(&Key::new(SECRET), nonce, &Offer { probe: 1, ..OFFER }),
+    ];
+    for prove in cases {
+        let rogue = rogue(&mut t, identity(100), prove);
+        assert_eq!(heard(&mut t, &rogue.socket), (Greeting::Refuse(Ok(Refusal::Unproven)), 0));
+        drop(rogue.shown);
+    }
+    assert_eq!(warnings.0.load(Ordering::Relaxed), 1);
+
+    let mut member = rogue(&mut t, identity(100), right);
+    assert!(matches!(heard(&mut t, &member.socket), (Greeting::Welcome(_), 3)));
+    // A number that is taken.
+    let socket = knock(&mut t, identity(100));
+    assert_eq!(heard(&mut t, &socket), (Greeting::Refuse(Ok(Refusal::Duplicate)), 0));
+    t.note(Peer(1), &Note::new(b"still there").unwrap()).unwrap();
+    look(&mut t);
+    assert!(member.into.header().unwrap().is_some());
+    a.note(Peer(1), &Note::new(b"y").unwrap()).unwrap();
+    events(&mut [&mut a, &mut b], 1);
+}
+
+#[test]
+fn another_process_cannot_take_a_peers_number() {
+    // S6: whatever it has, the kernel says who it is.
+    let mut t = ShmTransport::new(config(0)).unwrap();
     let home = Published::decode(&t.address()).unwrap().home;
-    let pid = std::process::id();
-    let published = Published { number: 1, incarnation: 101, home, pid, name: [0; 16] };
+    let published = Published { number: 1, incarnation: 101, home, pid: 1, name: [0; 16] };
     t.connect(Peer(1), &published.encode()).unwrap();
-    assert!(matches!(hear(&patient.socket), Heard::Greeting(Greeting::Welcome(_), _)));
-    drop(patient.shown);
+    let socket = knock(&mut t, identity(100));
+    assert_eq!(heard(&mut t, &socket), (Greeting::Refuse(Ok(Refusal::Credentials)), 0));
+}
+
+#[test]
+fn a_peer_without_the_key_is_shown_nothing_on_either_side() {
+    // A1: both say so, and neither has mapped anything of the other's.
+    for dialler in 0..2 {
+        let of = |me| Config { keys: Keyring::of([me as u8; 32]), ..config(me) };
+        let mut both = pair(of);
+        both[dialler].note(Peer(1 - dialler as u32), &Note::new(b"x").unwrap()).unwrap();
+        let [a, b] = &mut both;
+        let lost = events(&mut [a, b], 1).remove(0);
+        let (at, Event::Lost { cause, .. }) = lost else { panic!("{lost:?}") };
+        assert_eq!((at, cause.kind), (dialler, CauseKind::Refused), "{cause}");
+        assert!(cause.evidence.contains("different tokens"), "{cause}");
+        assert!(both.iter().all(|t| t.live.is_empty()));
+    }
+}
+
+#[test]
+fn a_peer_may_be_admitted_after_it_was_introduced() {
+    // As in a group, whose secret comes with its membership; on the side that dials, and on the other.
+    for dialler in 0..2 {
+        let keys = Keyring::default();
+        let of = |me| match me {
+            0 => config(0),
+            _ => Config { keys: keys.clone(), ..config(1) },
+        };
+        let mut both = pair(of);
+        both[dialler].note(Peer(1 - dialler as u32), &Note::new(b"x").unwrap()).unwrap();
+        for _ in 0..100 {
+            for t in &mut both {
+                look(t);
+                assert!(t.done.is_empty() && t.live.is_empty());
+            }
+        }
+        assert!(both.iter().any(|t| t.next_timer_ms().is_some_and(|ms| ms <= 10)));
+        keys.admit(100, Key::new(SECRET));
+        let [a, b] = &mut both;
+        assert!(matches!(events(&mut [a, b], 1)[..], [(_, Event::Note { .. })]));
+    }
 }

@@ -6,6 +6,7 @@ use super::device::{self, Home, Published, Shown};
 use super::handshake::Stage;
 use super::links::{Channel, Link, Way};
 use super::queue::Sleeper;
+use super::segment;
 use super::strangers::{Door, PAUSE_MS};
 use super::watch::{Token, Watch};
 use super::{Config, MAX_DEPTH, MAX_EAGER_BYTES, MAX_MESSAGE_BYTES, MAX_NOTES, WITHDRAW_MS};
@@ -187,6 +188,9 @@ impl ShmTransport {
         let cause = Cause::new(CauseKind::Left, format!("peer {} said goodbye", link.peer.0));
         if let Some(channel) = &mut link.channel {
             channel.matcher.fail(&cause, &mut self.done);
+            if let Way::Up(connection) = &channel.way {
+                link.window = connection.window().cloned();
+            }
             channel.way = Way::None;
             channel.notes.clear();
         }
@@ -532,8 +536,11 @@ impl Transport for ShmTransport {
 
     fn view(&mut self, from: Peer, sight: Sight) -> Option<ForeignBytes> {
         let link = &self.links[self.link_of(from.0)? as usize];
-        let Way::Up(connection) = &link.channel.as_ref()?.way else { return None };
-        let seen = connection.view(sight)?;
+        let window = match link.channel.as_ref().map(|c| &c.way) {
+            Some(Way::Up(connection)) => connection.window()?,
+            _ => link.window.as_ref()?,
+        };
+        let seen = segment::view(window, sight.offset, sight.bytes)?;
         self.past.placed_bytes += sight.bytes;
         Some(seen)
     }
@@ -599,7 +606,7 @@ impl Transport for ShmTransport {
             let since_ms = channel.withdrawing_ms.unwrap_or(self.now_ms);
             channel.matcher.is_withdrawing().then_some(since_ms + WITHDRAW_MS)
         });
-        let due_ms = dials.chain(withdrawals).chain(self.door.due_ms()).min()?;
+        let due_ms = dials.chain(withdrawals).chain(self.door.due_ms(self.now_ms)).min()?;
         // One more, so that it is due when the sleep ends.
         Some(due_ms.saturating_sub(self.began.elapsed().as_millis() as u64) + 1)
     }

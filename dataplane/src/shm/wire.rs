@@ -1,12 +1,15 @@
 //! Bytes that two processes of a host exchange: pure encoding and decoding, little-endian.
 //!
-//! Over the socket goes one [`Greeting`] each way ([`GREETING_BYTES`], a message of its own): the dialler's `Hello` with
-//! descriptors of its queue, doorbell, word and blocks, and the listener's `Welcome` with those of its doorbell, word and
-//! blocks, or `Refuse`. Then records go through the queue: a header
+//! Over the socket go greetings ([`Greeting`], each of [`GREETING_BYTES`], a message of its own). The dialler says who it is
+//! and draws a nonce (`Knock`); the listener draws another and proves itself over both (`Challenge`); the dialler proves
+//! itself in turn, and with that (`Hello`) come descriptors of its queue, doorbell, word and blocks; with the listener's
+//! `Welcome` come those of its doorbell, word and blocks. So neither shows anything to a side that has not proven itself.
+//! The listener says `Refuse` instead at either place. Then records go through the queue: a header
 //! ([`transport::matching::header`](crate::transport::matching::header)) and, for some kinds, a payload, up to the next
 //! cache line. The header's second byte is 1 where a place follows an `Rts`.
 #![forbid(unsafe_code)]
 
+use crate::transport::authentication::{Key, NONCE_BYTES, Nonce, Proof};
 use crate::transport::matching::{Frame, Kind, MAX_RAILS, Place, header};
 
 /// Length of a record's header.
@@ -16,9 +19,14 @@ pub const GREETING_BYTES: usize = 128;
 /// Length of an encoded [`Place`].
 pub const PLACE_BYTES: usize = 8 + 4 * MAX_RAILS;
 /// Version of greeting and records. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// What every greeting begins with.
 pub const MAGIC: [u8; 4] = *b"RWSM";
+
+/// Role of the side that connects, in its proof.
+const DIALLER: &str = "ringway shm dialler";
+/// Role of the side that was connected to.
+const LISTENER: &str = "ringway shm listener";
 
 /// Where shown payload is, as the first key of its [`Place`]: this many bytes into the sender's blocks.
 pub const IN_BLOCKS: u32 = 1;
@@ -31,8 +39,8 @@ pub const IN_MEMORY: u32 = 2;
 pub enum Refusal {
     /// Both dial each other, and the listener's own connection is the one to keep.
     UseMine = 1,
-    /// Another job's token.
-    Token = 2,
+    /// The dialler's proof is not that of a member of the group.
+    Unproven = 2,
     /// The dialler wants another process, or another life of it.
     Peer = 3,
     /// There is, or was, a connection between the two already.
@@ -45,15 +53,17 @@ pub enum Refusal {
 
 impl Refusal {
     fn from_code(code: u16) -> Option<Refusal> {
-        use Refusal::{Credentials, Duplicate, Memory, Peer, Token, UseMine};
-        [UseMine, Token, Peer, Duplicate, Credentials, Memory].into_iter().find(|r| *r as u16 == code)
+        use Refusal::{Credentials, Duplicate, Memory, Peer, Unproven, UseMine};
+        [UseMine, Unproven, Peer, Duplicate, Credentials, Memory].into_iter().find(|r| *r as u16 == code)
     }
 
     /// In words, for the refused side.
     pub fn words(self) -> &'static str {
         match self {
             Refusal::UseMine => "it is dialling us itself",
-            Refusal::Token => "it belongs to another job",
+            Refusal::Unproven => {
+                "our proof is not that of its group: it belongs to another job, or the two have different tokens"
+            }
             Refusal::Peer => "one of the two has restarted since their addresses were exchanged",
             Refusal::Duplicate => "it has had a connection with us before",
             Refusal::Credentials => "the kernel names another user or process than the address does",
@@ -64,19 +74,24 @@ impl Refusal {
     }
 }
 
-/// Who one side is and what it wants and offers.
+/// Who a dialler is and whom it wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Identity {
-    /// The job's secret.
-    pub token: [u8; 16],
-    /// The speaker.
+    /// The dialler.
     pub from: u32,
-    /// Whom it takes the other side for.
+    /// Whom it takes the listener for.
     pub to: u32,
-    /// The speaker's incarnation.
+    /// The dialler's incarnation.
     pub from_incarnation: u64,
-    /// The incarnation that it expects of the other side.
+    /// The incarnation that it expects of the listener.
     pub to_incarnation: u64,
+    /// Drawn for this connection.
+    pub nonce: Nonce,
+}
+
+/// What a side offers, and where its memory may be tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Offer {
     /// Largest eager message that it takes.
     pub eager_bytes: u32,
     /// Units of eager window that it keeps.
@@ -90,12 +105,87 @@ pub struct Identity {
 /// What is said before records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Greeting {
-    /// From the dialler.
-    Hello(Identity),
+    /// From the dialler, to whoever listens.
+    Knock(Identity),
+    /// From the listener: its nonce, and its proof.
+    Challenge(Nonce, Proof),
+    /// From the dialler: its proof.
+    Hello(Offer, Proof),
     /// From the listener: records may follow.
-    Welcome(Identity),
+    Welcome(Offer),
     /// From the listener, which closes then. The code may be one of a later version.
     Refuse(Result<Refusal, u16>),
+}
+
+/// Length of an identity's encoding.
+const IDENTITY_BYTES: usize = 24 + NONCE_BYTES;
+/// Length of an offer's encoding.
+const OFFER_BYTES: usize = 24;
+
+impl Identity {
+    fn encode(&self) -> [u8; IDENTITY_BYTES] {
+        let mut bytes = [0; IDENTITY_BYTES];
+        bytes[..4].copy_from_slice(&self.from.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.to.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.from_incarnation.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.to_incarnation.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    fn read(r: &mut Reader<'_>) -> Identity {
+        Identity {
+            from: u32::from_le_bytes(r.take()),
+            to: u32::from_le_bytes(r.take()),
+            from_incarnation: u64::from_le_bytes(r.take()),
+            to_incarnation: u64::from_le_bytes(r.take()),
+            nonce: r.take(),
+        }
+    }
+
+    /// What the listener proves itself with to a dialler that says this.
+    #[must_use]
+    pub fn prove_listener(&self, key: &Key, challenge: &Nonce) -> Proof {
+        key.prove(LISTENER, &[&self.encode(), challenge])
+    }
+
+    /// Whether a listener that has this challenge and proof is the one that the dialler wants.
+    #[must_use]
+    pub fn is_listener(&self, key: &Key, challenge: &Nonce, proof: &Proof) -> bool {
+        key.verify(LISTENER, &[&self.encode(), challenge], proof)
+    }
+
+    /// What the dialler proves itself with.
+    #[must_use]
+    pub fn prove_dialler(&self, key: &Key, challenge: &Nonce, offer: &Offer) -> Proof {
+        key.prove(DIALLER, &[&self.encode(), challenge, &offer.encode()])
+    }
+
+    /// Whether the dialler is who it says, and offers what it says.
+    #[must_use]
+    pub fn is_dialler(&self, key: &Key, challenge: &Nonce, offer: &Offer, proof: &Proof) -> bool {
+        key.verify(DIALLER, &[&self.encode(), challenge, &offer.encode()], proof)
+    }
+}
+
+impl Offer {
+    fn encode(&self) -> [u8; OFFER_BYTES] {
+        let mut bytes = [0; OFFER_BYTES];
+        bytes[..4].copy_from_slice(&self.eager_bytes.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.window_units.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.probe_address.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.probe.to_le_bytes());
+        bytes
+    }
+
+    fn read(r: &mut Reader<'_>) -> Offer {
+        Offer {
+            eager_bytes: u32::from_le_bytes(r.take()),
+            window_units: u32::from_le_bytes(r.take()),
+            probe_address: u64::from_le_bytes(r.take()),
+            probe: u64::from_le_bytes(r.take()),
+        }
+    }
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -117,22 +207,20 @@ impl Greeting {
         let mut bytes = Vec::with_capacity(GREETING_BYTES);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
+        let kind: u16 = match self {
+            Greeting::Knock(_) => 1,
+            Greeting::Challenge(..) => 2,
+            Greeting::Hello(..) => 3,
+            Greeting::Welcome(_) => 4,
+            Greeting::Refuse(_) => 5,
+        };
+        bytes.extend(kind.to_le_bytes());
         match self {
-            Greeting::Hello(id) | Greeting::Welcome(id) => {
-                let kind: u16 = if matches!(self, Greeting::Hello(_)) { 1 } else { 2 };
-                bytes.extend(kind.to_le_bytes());
-                bytes.extend(id.token);
-                bytes.extend(id.from.to_le_bytes());
-                bytes.extend(id.to.to_le_bytes());
-                bytes.extend(id.from_incarnation.to_le_bytes());
-                bytes.extend(id.to_incarnation.to_le_bytes());
-                bytes.extend(id.eager_bytes.to_le_bytes());
-                bytes.extend(id.window_units.to_le_bytes());
-                bytes.extend(id.probe_address.to_le_bytes());
-                bytes.extend(id.probe.to_le_bytes());
-            }
+            Greeting::Knock(id) => bytes.extend(id.encode()),
+            Greeting::Challenge(nonce, proof) => bytes.extend(nonce.iter().chain(proof)),
+            Greeting::Hello(offer, proof) => bytes.extend(offer.encode().iter().chain(proof)),
+            Greeting::Welcome(offer) => bytes.extend(offer.encode()),
             Greeting::Refuse(why) => {
-                bytes.extend(3u16.to_le_bytes());
                 bytes.extend(why.map_or_else(|code| code, |why| why as u16).to_le_bytes());
             }
         }
@@ -156,25 +244,15 @@ impl Greeting {
                 "it speaks version {version} of the protocol, this program {VERSION}: run the same release everywhere"
             ));
         }
-        let kind = u16::from_le_bytes(r.take());
-        if kind == 3 {
-            let code = u16::from_le_bytes(r.take());
-            return Ok(Greeting::Refuse(Refusal::from_code(code).ok_or(code)));
-        }
-        let id = Identity {
-            token: r.take(),
-            from: u32::from_le_bytes(r.take()),
-            to: u32::from_le_bytes(r.take()),
-            from_incarnation: u64::from_le_bytes(r.take()),
-            to_incarnation: u64::from_le_bytes(r.take()),
-            eager_bytes: u32::from_le_bytes(r.take()),
-            window_units: u32::from_le_bytes(r.take()),
-            probe_address: u64::from_le_bytes(r.take()),
-            probe: u64::from_le_bytes(r.take()),
-        };
-        match kind {
-            1 => Ok(Greeting::Hello(id)),
-            2 => Ok(Greeting::Welcome(id)),
+        match u16::from_le_bytes(r.take()) {
+            1 => Ok(Greeting::Knock(Identity::read(&mut r))),
+            2 => Ok(Greeting::Challenge(r.take(), r.take())),
+            3 => Ok(Greeting::Hello(Offer::read(&mut r), r.take())),
+            4 => Ok(Greeting::Welcome(Offer::read(&mut r))),
+            5 => {
+                let code = u16::from_le_bytes(r.take());
+                Ok(Greeting::Refuse(Refusal::from_code(code).ok_or(code)))
+            }
             other => Err(format!("its greeting is of unknown kind {other}")),
         }
     }
@@ -231,30 +309,50 @@ pub fn decode_place(bytes: &[u8; PLACE_BYTES]) -> Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::authentication::PROOF_BYTES;
     use crate::transport::seed::Seeded;
 
     #[test]
     fn greetings_read_back() {
-        let id = Identity {
-            token: [7; 16],
-            from: 1,
-            to: 2,
-            from_incarnation: 3,
-            to_incarnation: 4,
-            eager_bytes: 5,
-            window_units: 6,
-            probe_address: 7,
-            probe: 8,
-        };
-        let refused = Greeting::Refuse(Ok(Refusal::Memory));
-        for greeting in [Greeting::Hello(id), Greeting::Welcome(id), refused, Greeting::Refuse(Err(99))] {
+        let id = Identity { from: 1, to: 2, from_incarnation: 3, to_incarnation: 4, nonce: [5; NONCE_BYTES] };
+        let offer = Offer { eager_bytes: 6, window_units: 7, probe_address: 8, probe: 9 };
+        let all = [
+            Greeting::Knock(id),
+            Greeting::Challenge([1; NONCE_BYTES], [2; PROOF_BYTES]),
+            Greeting::Hello(offer, [3; PROOF_BYTES]),
+            Greeting::Welcome(offer),
+            Greeting::Refuse(Ok(Refusal::Memory)),
+            Greeting::Refuse(Err(99)),
+        ];
+        for greeting in all {
             assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
         }
-        let mut bytes = Greeting::Hello(id).encode();
+        let mut bytes = Greeting::Knock(id).encode();
         bytes[4] = 9;
         assert!(Greeting::decode(&bytes).unwrap_err().contains("version 9"));
         bytes[0] = 0;
         assert!(Greeting::decode(&bytes).unwrap_err().contains("not Ringway's"));
+    }
+
+    #[test]
+    fn a_proof_holds_for_its_side_its_nonces_and_what_was_said() {
+        // A2, A3
+        let (key, nonce) = (Key::new([1; 32]), [2; NONCE_BYTES]);
+        let id = Identity { from: 1, to: 2, from_incarnation: 3, to_incarnation: 4, nonce: [5; NONCE_BYTES] };
+        let offer = Offer { eager_bytes: 6, ..Offer::default() };
+        let (dialler, listener) = (id.prove_dialler(&key, &nonce, &offer), id.prove_listener(&key, &nonce));
+        assert!(id.is_dialler(&key, &nonce, &offer, &dialler) && id.is_listener(&key, &nonce, &listener));
+        assert!(!id.is_dialler(&key, &nonce, &offer, &listener) && !id.is_listener(&key, &nonce, &dialler));
+        let other = Key::new([3; 32]);
+        assert!(
+            !id.is_dialler(&other, &nonce, &offer, &dialler) && !id.is_listener(&other, &nonce, &listener)
+        );
+        let later = [6; NONCE_BYTES];
+        assert!(!id.is_dialler(&key, &later, &offer, &dialler) && !id.is_listener(&key, &later, &listener));
+        assert!(!id.is_dialler(&key, &nonce, &Offer { probe: 1, ..offer }, &dialler));
+        let another = Identity { nonce: later, ..id };
+        assert!(!another.is_listener(&key, &nonce, &listener));
+        assert!(!Identity { from: 9, ..id }.is_dialler(&key, &nonce, &offer, &dialler));
     }
 
     #[test]

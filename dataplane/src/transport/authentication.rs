@@ -8,15 +8,20 @@
 //! A transport keeps a [`Keyring`], which the control plane fills: it opens its transports first, since their addresses are
 //! exchanged with the group's membership, and admits its peers when it has the group's secret.
 //!
-//! What a handshake over a stream looks like ([`crate::uring::wire`]; any other stream does the same):
+//! What a handshake over TCP looks like ([`crate::uring::wire`]):
 //!
 //! 1. The listener says a nonce of its own to whoever connects, and nothing else.
 //! 2. The dialler says who it is, whom it wants, what it offers, a nonce of its own, and its proof ([`DIALLER`]) over all
 //!    that and the listener's nonce.
 //! 3. The listener answers with the same of itself, and its proof ([`LISTENER`]) over all that and the dialler's proof.
 //!
+//! In shared memory ([`crate::shm::wire`]) the dialler speaks first and the listener proves itself first, since greetings
+//! there bring descriptors of memory, which neither side shows to one that has not proven itself. Datagrams of RDMA
+//! ([`crate::rdma`]) each bring a proof.
+//!
 //! Invariants (cited by the tests):
-//! - **A1** Nothing is taken from, and nothing but a nonce is said to, a side that has not proven itself.
+//! - **A1** Nothing is taken from a side that has not proven itself, and nothing of value is shown to it: nonces, numbers
+//!   and proofs alone.
 //! - **A2** What was proven once proves nothing again: each proof is over a nonce that the other side drew for this
 //!   connection.
 //! - **A3** A proof of one side is none of the other: the two are of different roles, and name both sides in their order.

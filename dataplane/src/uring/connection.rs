@@ -9,6 +9,7 @@ use socket2::Socket;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 /// Size of each staging buffer.
 const STAGE_BYTES: usize = 64 << 10;
@@ -67,6 +68,7 @@ pub(super) struct Connection {
     socket: Socket,
     pub(super) remote: SocketAddr,
     pub(super) local: SocketAddr,
+    pub(super) since: Instant,
     out: Outgoing,
     arriving: Arriving,
 }
@@ -81,6 +83,7 @@ impl Connection {
             socket,
             remote,
             local,
+            since: Instant::now(),
             out: Outgoing { stage: stage(), start: 0, end: 0, tail: None, blocked: false },
             arriving: Arriving {
                 stage: stage(),

@@ -1,8 +1,11 @@
 //! From a dialled or accepted socket to an agreement with the right peer, or a reason why not.
+//!
+//! Both sides prove themselves as [`crate::transport::authentication`] says: A1, A2 and A3 hold here.
 #![forbid(unsafe_code)]
 
 use super::device;
 use super::wire::{GREETING_BYTES, Greeting, Identity, Refusal, plausible};
+use crate::transport::authentication::{Keyring, Nonce, Proof, nonce};
 use crate::transport::matching::Agreed;
 use crate::transport::{Cause, CauseKind};
 use rustix::io::Errno;
@@ -88,11 +91,6 @@ pub(super) fn agree(ours: &Identity, theirs: &Identity) -> Agreed {
     }
 }
 
-/// Whether two secrets are equal, in a time that does not tell where they differ.
-pub(super) fn same_token(a: &[u8; 16], b: &[u8; 16]) -> bool {
-    std::hint::black_box(a.iter().zip(b).fold(0u8, |d, (x, y)| d | (x ^ y))) == 0
-}
-
 /// The limit of this process or host that an error is about.
 fn own_limit(error: &std::io::Error) -> Option<String> {
     match Errno::from_io_error(error)? {
@@ -109,13 +107,30 @@ fn own_limit(error: &std::io::Error) -> Option<String> {
 }
 
 enum Attempt {
-    Connecting { socket: Socket, to: SocketAddr, since: Instant },
-    Greeted { socket: Socket, to: SocketAddr, reading: Reading },
+    Connecting {
+        socket: Socket,
+        to: SocketAddr,
+        since: Instant,
+    },
+    /// Connected; the listener's challenge is waited for.
+    Challenged {
+        socket: Socket,
+        to: SocketAddr,
+        reading: Reading,
+    },
+    /// The hello is out, with this proof.
+    Greeted {
+        socket: Socket,
+        to: SocketAddr,
+        reading: Reading,
+        proof: Proof,
+    },
 }
 
 /// An attempt to reach one peer: all its addresses in order, again and again until the deadline.
 pub(super) struct Dial {
     hello: Identity,
+    keys: Keyring,
     candidates: Vec<SocketAddr>,
     next: usize,
     attempt: Option<Attempt>,
@@ -145,6 +160,7 @@ pub(super) enum Dialled {
 impl Dial {
     pub(super) fn new(
         hello: Identity,
+        keys: Keyring,
         candidates: Vec<SocketAddr>,
         timeout_ms: u64,
         buffer_bytes: Option<u32>,
@@ -152,6 +168,7 @@ impl Dial {
         let now = Instant::now();
         Dial {
             hello,
+            keys,
             candidates,
             next: 0,
             attempt: None,
@@ -170,11 +187,11 @@ impl Dial {
     pub(super) fn socket(&self) -> Option<(&Socket, bool)> {
         match self.attempt.as_ref()? {
             Attempt::Connecting { socket, .. } => Some((socket, true)),
-            Attempt::Greeted { socket, .. } => Some((socket, false)),
+            Attempt::Challenged { socket, .. } | Attempt::Greeted { socket, .. } => Some((socket, false)),
         }
     }
 
-    /// Whether the other side is known to listen, so that this attempt is the one to keep (C1).
+    /// Whether the other side is known to listen and may take this attempt up, so that it is the one to keep (C1).
     pub(super) fn is_greeted(&self) -> bool {
         matches!(self.attempt, Some(Attempt::Greeted { .. }))
     }
@@ -217,7 +234,8 @@ impl Dial {
             None if now < self.retry_at => Dialled::Waiting,
             None => self.begin(now),
             Some(Attempt::Connecting { socket, to, since }) => self.connecting(now, socket, to, since),
-            Some(Attempt::Greeted { socket, to, reading }) => self.greeted(socket, to, reading),
+            Some(Attempt::Challenged { socket, to, reading }) => self.challenged(socket, to, reading),
+            Some(Attempt::Greeted { socket, to, reading, proof }) => self.greeted(socket, to, reading, proof),
         }
     }
 
@@ -266,11 +284,26 @@ impl Dial {
             return Dialled::Waiting;
         }
         // With nobody listening, a socket on the dialled port may meet itself.
-        let itself = socket.local_addr().ok().and_then(|a| a.as_socket()) == Some(to);
-        let sent =
-            if itself { Err("nobody listens".into()) } else { greet(&socket, &Greeting::Hello(self.hello)) };
-        match sent {
-            Ok(()) => self.greeted(socket, to, Reading::new()),
+        if socket.local_addr().ok().and_then(|a| a.as_socket()) == Some(to) {
+            self.note_failure(to, "nobody listens");
+            return Dialled::Waiting;
+        }
+        self.challenged(socket, to, Reading::new())
+    }
+
+    /// Waits for the listener's nonce, and says hello.
+    fn challenged(&mut self, socket: Socket, to: SocketAddr, mut reading: Reading) -> Dialled {
+        let said = match reading.pull(&socket) {
+            Read::Partly => {
+                self.attempt = Some(Attempt::Challenged { socket, to, reading });
+                return Dialled::Waiting;
+            }
+            Read::Failed(why) => Err(why),
+            Read::Whole(Greeting::Challenge(challenge)) => self.say_hello(&socket, &challenge),
+            Read::Whole(_) => Err("it did not begin with a challenge".into()),
+        };
+        match said {
+            Ok(proof) => self.greeted(socket, to, Reading::new(), proof),
             Err(why) => {
                 self.note_failure(to, &why);
                 Dialled::Waiting
@@ -278,20 +311,32 @@ impl Dial {
         }
     }
 
-    fn greeted(&mut self, socket: Socket, to: SocketAddr, mut reading: Reading) -> Dialled {
+    /// A2: a nonce for this attempt alone.
+    fn say_hello(&mut self, socket: &Socket, challenge: &Nonce) -> Result<Proof, String> {
+        let key = self.keys.key(self.hello.to_incarnation).ok_or("it is not admitted here yet")?;
+        self.hello.nonce = nonce().map_err(|e| format!("the kernel gives no random bytes: {e}"))?;
+        let proof = self.hello.prove_dialler(&key, challenge);
+        greet(socket, &Greeting::Hello(self.hello, proof))?;
+        Ok(proof)
+    }
+
+    /// Whether who answers is the one that was asked for.
+    fn is_right(&self, id: &Identity, ours: &Proof, theirs: &Proof) -> bool {
         let hello = &self.hello;
+        (id.from, id.to) == (hello.to, hello.from)
+            && (id.from_incarnation, id.to_incarnation) == (hello.to_incarnation, hello.from_incarnation)
+            && self.keys.key(id.from_incarnation).is_some_and(|key| id.is_listener(&key, ours, theirs))
+    }
+
+    fn greeted(&mut self, socket: Socket, to: SocketAddr, mut reading: Reading, proof: Proof) -> Dialled {
         let why = match reading.pull(&socket) {
             Read::Partly => {
-                self.attempt = Some(Attempt::Greeted { socket, to, reading });
+                self.attempt = Some(Attempt::Greeted { socket, to, reading, proof });
                 return Dialled::Waiting;
             }
             Read::Failed(why) => why,
-            Read::Whole(Greeting::Welcome(id)) => {
-                let right = same_token(&id.token, &hello.token)
-                    && (id.from, id.to, id.nonce) == (hello.to, hello.from, hello.nonce)
-                    && (id.from_incarnation, id.to_incarnation)
-                        == (hello.to_incarnation, hello.from_incarnation);
-                if right {
+            Read::Whole(Greeting::Welcome(id, theirs)) => {
+                if self.is_right(&id, &proof, &theirs) {
                     return Dialled::Welcome(socket, to, id);
                 }
                 "another process answered in its place".into()
@@ -306,7 +351,8 @@ impl Dial {
                 };
                 return Dialled::Failed(Cause::new(CauseKind::Refused, format!("{to} refused: {words}")));
             }
-            Read::Whole(Greeting::Hello(_)) => "it greeted as a dialler".into(),
+            Read::Whole(Greeting::Hello(..)) => "it greeted as a dialler".into(),
+            Read::Whole(Greeting::Challenge(_)) => "it challenged twice".into(),
         };
         self.note_failure(to, &why);
         Dialled::Waiting
@@ -334,6 +380,8 @@ pub(super) struct Stranger {
     pub(super) remote: SocketAddr,
     pub(super) deadline: Instant,
     pub(super) number: u32,
+    /// What it was challenged with.
+    challenge: Nonce,
     reading: Reading,
 }
 
@@ -342,23 +390,43 @@ pub(super) enum Said {
     /// Not enough yet.
     Nothing,
     /// Who it is and whom it wants.
-    Hello(Identity),
+    Hello(Identity, Proof),
     /// Something else.
     Nonsense(String),
 }
 
 impl Stranger {
-    pub(super) fn new(socket: Socket, remote: SocketAddr, number: u32, timeout_ms: u64) -> Stranger {
+    /// Challenges it.
+    pub(super) fn new(
+        socket: Socket,
+        remote: SocketAddr,
+        number: u32,
+        timeout_ms: u64,
+    ) -> Result<Stranger, String> {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms);
-        Stranger { socket, remote, deadline, number, reading: Reading::new() }
+        let challenge = nonce().map_err(|e| format!("the kernel gives no random bytes: {e}"))?;
+        greet(&socket, &Greeting::Challenge(challenge))?;
+        Ok(Stranger { socket, remote, deadline, number, challenge, reading: Reading::new() })
     }
 
     pub(super) fn listen(&mut self) -> Said {
         match self.reading.pull(&self.socket) {
             Read::Partly => Said::Nothing,
-            Read::Whole(Greeting::Hello(id)) => Said::Hello(id),
+            Read::Whole(Greeting::Hello(id, proof)) => Said::Hello(id, proof),
             Read::Whole(_) => Said::Nonsense("it answered a greeting that was never sent".into()),
             Read::Failed(why) => Said::Nonsense(why),
         }
+    }
+
+    /// Whether it has proven to be who it says.
+    pub(super) fn is_proven(&self, id: &Identity, proof: &Proof, keys: &Keyring) -> bool {
+        keys.key(id.from_incarnation).is_some_and(|key| id.is_dialler(&key, &self.challenge, proof))
+    }
+
+    /// What it is welcomed with, once it has proven itself with `proof`.
+    pub(super) fn welcome(&self, mut me: Identity, proof: &Proof, keys: &Keyring) -> Option<Greeting> {
+        me.nonce = self.challenge;
+        let key = keys.key(me.to_incarnation)?;
+        Some(Greeting::Welcome(me, me.prove_listener(&key, proof)))
     }
 }

@@ -8,9 +8,10 @@
 //!
 //! Invariants (cited by the tests):
 //! - **C1** One connection per pair of peers. When both dial at once, the one dialled by the lower number stays.
-//! - **C2** No frame before a `Welcome`. A connection of another job, incarnation, peer or protocol never gets one.
-//! - **C3** Strangers harm nobody: their number ([`MAX_STRANGERS`]), their time ([`GREETING_TIMEOUT_MS`]) and what
-//!   is kept of them (one greeting) are bounded.
+//! - **C2** No frame before a `Welcome`. A connection of another job, incarnation, peer or protocol never gets one, nor one
+//!   that has not proven itself.
+//! - **C3** Strangers harm nobody: their number ([`MAX_STRANGERS`], of one address [`MAX_STRANGERS_PER_SOURCE`]), their time
+//!   ([`GREETING_TIMEOUT_MS`]) and what is kept of them (one greeting) are bounded.
 //! - **C4** What is wrong with one connection ends that connection only.
 
 pub mod connection;
@@ -33,12 +34,16 @@ pub use device::Bind;
 pub use driver::DriverChoice;
 pub use transport::{OpenError, TcpTransport};
 
+use crate::transport::Keyring;
+
 /// Longest message.
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 46;
 /// Largest depth that a configuration may ask for.
 pub const MAX_DEPTH: u32 = 1 << 13;
 /// Connections that have not greeted yet; the oldest goes first.
 pub const MAX_STRANGERS: usize = 256;
+/// Of one source address.
+pub const MAX_STRANGERS_PER_SOURCE: usize = 128;
 /// Time for an accepted connection to say who it is.
 pub const GREETING_TIMEOUT_MS: u64 = 5_000;
 /// Notes that may wait to be sent to one peer.
@@ -64,8 +69,8 @@ pub struct Config {
     /// What this side calls itself in greetings: any number that no other process of the job has. Its address carries it,
     /// so peers may number this side otherwise.
     pub me: u32,
-    /// Secret of the job: others with another are turned away.
-    pub token: [u8; 16],
+    /// By what peers prove themselves, and this side to them: others are turned away.
+    pub keys: Keyring,
     /// This process's incarnation.
     pub incarnation: u64,
     /// Identity of this host (0: unknown), by default its boot id: tells whether a peer is on the same host.
@@ -88,11 +93,11 @@ pub struct Config {
 
 impl Config {
     /// Defaults for peer number `me` of a job.
-    pub fn new(me: u32, token: [u8; 16], incarnation: u64, bind: Vec<Bind>) -> Config {
+    pub fn new(me: u32, keys: Keyring, incarnation: u64, bind: Vec<Bind>) -> Config {
         Config {
             bind,
             me,
-            token,
+            keys,
             incarnation,
             host: device::host_identity(),
             eager_bytes: 64 << 10,

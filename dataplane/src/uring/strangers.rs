@@ -3,12 +3,13 @@
 
 use super::connection::Connection;
 use super::device;
-use super::handshake::{Dial, Dialled, Said, Stranger, agree, greet, same_token};
+use super::handshake::{Dial, Dialled, Said, Stranger, agree, greet};
 use super::links::Way;
 use super::transport::TcpTransport;
 use super::watch::Token;
 use super::wire::{Greeting, Identity, Refusal};
-use super::{GREETING_TIMEOUT_MS, MAX_STRANGERS};
+use super::{GREETING_TIMEOUT_MS, MAX_STRANGERS, MAX_STRANGERS_PER_SOURCE};
+use crate::transport::authentication::{NONCE_BYTES, Proof};
 use crate::transport::matching::UNIT_BYTES;
 use crate::transport::{Cause, CauseKind, Complaints};
 use socket2::Socket;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Connections accepted in one poll.
 const ACCEPTS_PER_POLL: usize = 64;
+/// Connections that two sides dialled at once have met by then.
+const SETTLED_MS: u64 = 2_000;
 /// Pause after the process ran out of descriptors.
 const ACCEPT_PAUSE_MS: u64 = 100;
 
@@ -38,6 +41,21 @@ impl Door {
         self.strangers.iter().map(|s| s.deadline).chain(self.paused_until).min()
     }
 
+    /// Puts the oldest out where there are too many, of all or of one source.
+    fn make_room(&mut self, from: IpAddr) {
+        let of_source = |s: &Stranger| s.remote.ip() == from;
+        let crowded = self.strangers.iter().filter(|s| of_source(s)).count() >= MAX_STRANGERS_PER_SOURCE;
+        let oldest = match (crowded, self.strangers.len() >= MAX_STRANGERS) {
+            (true, _) => self.strangers.iter().position(of_source),
+            (false, true) => Some(0),
+            (false, false) => None,
+        };
+        if let Some(at) = oldest {
+            let oldest = self.strangers.remove(at);
+            self.complain(oldest.remote, "too many connections that do not greet");
+        }
+    }
+
     fn complain(&mut self, from: SocketAddr, why: &str) {
         if self.complaints.due(from.ip(), Instant::now()) {
             tracing::warn!("a connection from {from} was turned away: {why}");
@@ -46,16 +64,16 @@ impl Door {
 }
 
 impl TcpTransport {
-    fn identity(&self, to: u32, to_incarnation: u64, nonce: u64) -> Identity {
+    /// What this side says of itself to a peer; the nonce is the handshake's.
+    fn identity(&self, to: u32, to_incarnation: u64) -> Identity {
         let config = &self.config;
         Identity {
-            token: config.token,
             from: config.me,
             to,
             from_incarnation: config.incarnation,
             to_incarnation,
             host: config.host,
-            nonce,
+            nonce: [0; NONCE_BYTES],
             channel: 0,
             eager_bytes: config.eager_bytes,
             window_units: config.eager_window_bytes / UNIT_BYTES as u32,
@@ -99,10 +117,7 @@ impl TcpTransport {
     }
 
     fn let_in(&mut self, socket: Socket, remote: SocketAddr) {
-        if self.door.strangers.len() >= MAX_STRANGERS {
-            let oldest = self.door.strangers.remove(0);
-            self.door.complain(oldest.remote, "too many connections that do not greet");
-        }
+        self.door.make_room(remote.ip());
         let number = self.door.next;
         self.door.next = number.wrapping_add(1);
         if let Err(e) = socket
@@ -111,7 +126,10 @@ impl TcpTransport {
         {
             return self.door.complain(remote, &e.to_string());
         }
-        self.door.strangers.push(Stranger::new(socket, remote, number, GREETING_TIMEOUT_MS));
+        match Stranger::new(socket, remote, number, GREETING_TIMEOUT_MS) {
+            Ok(stranger) => self.door.strangers.push(stranger),
+            Err(why) => self.door.complain(remote, &why),
+        }
         self.hear(number);
     }
 
@@ -120,9 +138,9 @@ impl TcpTransport {
         let Some(at) = self.door.strangers.iter().position(|s| s.number == number) else { return };
         match self.door.strangers[at].listen() {
             Said::Nothing => {}
-            Said::Hello(id) => {
+            Said::Hello(id, proof) => {
                 let stranger = self.door.strangers.remove(at);
-                if let Err(why) = self.answer(stranger, &id) {
+                if let Err(why) = self.answer(stranger, &id, &proof) {
                     tracing::debug!("a greeting was not answered: {why}");
                 }
             }
@@ -153,10 +171,7 @@ impl TcpTransport {
     }
 
     /// Whether to take a greeting up, and on which link.
-    fn judge(&self, id: &Identity) -> Result<u32, Refusal> {
-        if !same_token(&id.token, &self.config.token) {
-            return Err(Refusal::Token);
-        }
+    fn judge(&self, stranger: &Stranger, id: &Identity, proof: &Proof) -> Result<u32, Refusal> {
         if id.to != self.config.me {
             return Err(Refusal::Peer);
         }
@@ -167,6 +182,12 @@ impl TcpTransport {
         let link = &self.links[at as usize];
         if id.from_incarnation != link.published.incarnation {
             return Err(Refusal::Incarnation);
+        }
+        if self.config.keys.key(id.from_incarnation).is_none() {
+            return Err(Refusal::NotYet);
+        }
+        if !stranger.is_proven(id, proof, &self.config.keys) {
+            return Err(Refusal::Unproven);
         }
         if link.gone.is_some() {
             return Err(Refusal::Duplicate);
@@ -180,19 +201,40 @@ impl TcpTransport {
         }
     }
 
-    fn answer(&mut self, stranger: Stranger, id: &Identity) -> Result<(), String> {
-        let Stranger { socket, remote, .. } = stranger;
-        let at = match self.judge(id) {
-            Ok(at) => at,
+    /// Whether a greeter is somebody else than the process that has had a connection for a while by what it calls itself.
+    fn is_taken(&self, id: &Identity) -> bool {
+        let link = self.link_of_process(id.from, id.from_incarnation).map(|at| &self.links[at as usize]);
+        match link.and_then(|l| l.channel.as_ref()).map(|c| &c.way) {
+            Some(Way::Up(connection)) => connection.since.elapsed() >= Duration::from_millis(SETTLED_MS),
+            _ => false,
+        }
+    }
+
+    fn answer(&mut self, stranger: Stranger, id: &Identity, proof: &Proof) -> Result<(), String> {
+        let remote = stranger.remote;
+        let me = self.identity(id.from, id.from_incarnation);
+        let judged = self.judge(&stranger, id, proof).and_then(|at| {
+            // Dismissed since it was judged.
+            let welcome = stranger.welcome(me, proof, &self.config.keys).ok_or(Refusal::NotYet)?;
+            Ok((at, welcome))
+        });
+        let (at, welcome) = match judged {
+            Ok(judged) => judged,
             Err(why) => {
-                // These come of both sides dialling at once; the peer's life has been checked by then.
-                if !matches!(why, Refusal::NotYet | Refusal::UseMine | Refusal::Duplicate) {
+                let expected = match why {
+                    // These come of both sides dialling at once.
+                    Refusal::NotYet | Refusal::UseMine => true,
+                    Refusal::Duplicate => !self.is_taken(id),
+                    _ => false,
+                };
+                if !expected {
                     self.door.complain(remote, &format!("as peer {}, it was refused ({why:?})", id.from));
                 }
-                return greet(&socket, &Greeting::Refuse(Ok(why)));
+                return greet(&stranger.socket, &Greeting::Refuse(Ok(why)));
             }
         };
-        greet(&socket, &Greeting::Welcome(self.identity(id.from, id.from_incarnation, id.nonce)))?;
+        let socket = stranger.socket;
+        greet(&socket, &welcome)?;
         self.stop_dialling(at);
         self.watch.change(&socket, Token::Link(at), false);
         self.establish(at, socket, remote, id, "accepted");
@@ -201,11 +243,11 @@ impl TcpTransport {
 
     /// Begins to dial a peer.
     pub(super) fn dial(&mut self, at: u32) {
-        self.nonces = self.nonces.wrapping_add(1);
         let link = &self.links[at as usize];
-        let hello = self.identity(link.published.number, link.published.incarnation, self.nonces);
+        let hello = self.identity(link.published.number, link.published.incarnation);
+        let keys = self.config.keys.clone();
         let (timeout_ms, buffers) = (self.config.connect_timeout_ms, self.config.socket_buffer_bytes);
-        let dial = Dial::new(hello, link.candidates.clone(), timeout_ms, buffers);
+        let dial = Dial::new(hello, keys, link.candidates.clone(), timeout_ms, buffers);
         if let Some(channel) = &mut self.links[at as usize].channel {
             channel.way = Way::Dial(Box::new(dial));
             self.dialling.push(at);
@@ -266,7 +308,7 @@ impl TcpTransport {
         let Some(local) = local else {
             return self.lose(at, Cause::new(CauseKind::Reset, format!("{remote} closed at once")));
         };
-        let agreed = agree(&self.identity(theirs.from, 0, 0), theirs);
+        let agreed = agree(&self.identity(theirs.from, 0), theirs);
         let link = &mut self.links[at as usize];
         link.why = Some(format!(
             "{} {local} -> {remote}, {how}, {}, congestion control {congestion}, no zero-copy; {}",

@@ -7,7 +7,9 @@ mod registering;
 use super::driver::probe_uring;
 use super::{Bind, Config, DriverChoice, TcpTransport};
 use crate::memory::{Pool, Region};
-use crate::transport::{Completion, Event, Note, Op, OpId, Peer, RegisterError, Stamp, Tag, Transport};
+use crate::transport::{
+    Completion, Event, Keyring, Note, Op, OpId, Peer, RegisterError, Stamp, Tag, Transport,
+};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,7 @@ fn config(me: u32, ip: &str, driver: DriverChoice) -> Config {
     Config {
         driver,
         connect_timeout_ms: 5_000,
-        ..Config::new(me, [9; 16], 100 + u64::from(me), vec![Bind::new(ip, "lo")])
+        ..Config::new(me, Keyring::of([9; 32]), 100 + u64::from(me), vec![Bind::new(ip, "lo")])
     }
 }
 

@@ -89,7 +89,6 @@ pub struct TcpTransport {
     pub(super) active: Vec<u32>,
     readable: Vec<u32>,
     pub(super) dialling: Vec<u32>,
-    pub(super) nonces: u64,
     pub(super) spare: Maker,
     /// How the payload of channels that are over has moved.
     pub(super) past: Copies,
@@ -131,7 +130,6 @@ impl TcpTransport {
         let address = Published { number, incarnation, host: config.host, at }.encode();
         let spare = Maker { depth: config.depth, window_bytes: config.eager_window_bytes as usize };
         Ok(TcpTransport {
-            nonces: config.incarnation.rotate_left(32) ^ u64::from(config.me),
             config,
             address,
             driver,

@@ -1,10 +1,11 @@
 //! Bytes on the wire: pure encoding and decoding, little-endian.
 //!
-//! A connection begins with one [`Greeting`] each way ([`GREETING_BYTES`]): the dialer's `Hello`, the listener's
-//! `Welcome` or `Refuse`. After a `Welcome`, frames follow in both directions: a header of [`HEADER_BYTES`] and, for
-//! some kinds, a payload.
+//! A connection begins with greetings ([`Greeting`], each of [`GREETING_BYTES`]): the listener's `Challenge`, the dialler's
+//! `Hello`, the listener's `Welcome` or `Refuse`, as [`crate::transport::authentication`] has it. After a `Welcome`, frames
+//! follow in both directions: a header of [`HEADER_BYTES`] and, for some kinds, a payload.
 #![forbid(unsafe_code)]
 
+use crate::transport::authentication::{DIALLER, Key, LISTENER, NONCE_BYTES, Nonce, PROOF_BYTES, Proof};
 use crate::transport::matching::{Frame, header};
 
 /// Length of a frame's header.
@@ -12,7 +13,7 @@ pub const HEADER_BYTES: usize = header::BYTES;
 /// Length of every greeting.
 pub const GREETING_BYTES: usize = 128;
 /// Version of greeting and frames. Both sides must have the same.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// What every greeting begins with.
 pub const MAGIC: [u8; 4] = *b"RWAY";
 
@@ -33,17 +34,17 @@ pub enum WireError {
     Frame([u8; 2]),
 }
 
-/// Why a listener turns a dialer away.
+/// Why a listener turns a dialler away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Refusal {
-    /// The dialer has not been introduced yet: try again.
+    /// The dialler has not been introduced yet: try again.
     NotYet = 1,
     /// Both dial each other, and the listener's own connection is the one to keep.
     UseMine = 2,
-    /// Another job's token.
-    Token = 3,
-    /// The dialer wants another peer than the one that listens here.
+    /// The dialler's proof is not that of a member of the group.
+    Unproven = 3,
+    /// The dialler wants another peer than the one that listens here.
     Peer = 4,
     /// Another incarnation of either side.
     Incarnation = 5,
@@ -53,8 +54,8 @@ pub enum Refusal {
 
 impl Refusal {
     fn from_code(code: u16) -> Option<Refusal> {
-        use Refusal::{Duplicate, Incarnation, NotYet, Peer, Token, UseMine};
-        [NotYet, UseMine, Token, Peer, Incarnation, Duplicate].into_iter().find(|r| *r as u16 == code)
+        use Refusal::{Duplicate, Incarnation, NotYet, Peer, Unproven, UseMine};
+        [NotYet, UseMine, Unproven, Peer, Incarnation, Duplicate].into_iter().find(|r| *r as u16 == code)
     }
 
     /// In words, for the refused side.
@@ -62,7 +63,10 @@ impl Refusal {
         match self {
             Refusal::NotYet => "it does not know of us yet",
             Refusal::UseMine => "it is dialling us itself",
-            Refusal::Token => "it belongs to another job: check that no old process listens on this port",
+            Refusal::Unproven => {
+                "our proof is not that of its group: it belongs to another job (check that no old process listens on this \
+                 port), or the two have different tokens"
+            }
             Refusal::Peer => "another peer listens on this port",
             Refusal::Incarnation => "one of the two has restarted since their addresses were exchanged",
             Refusal::Duplicate => "it has had a connection with us before",
@@ -73,8 +77,6 @@ impl Refusal {
 /// Who one side is and what it wants and offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Identity {
-    /// The job's secret.
-    pub token: [u8; 16],
     /// The speaker.
     pub from: u32,
     /// Whom it takes the other side for.
@@ -85,8 +87,8 @@ pub struct Identity {
     pub to_incarnation: u64,
     /// Identity of the speaker's host; 0: unknown.
     pub host: u128,
-    /// Chosen by the dialer, repeated by the listener.
-    pub nonce: u64,
+    /// The speaker's, drawn for this connection. The listener has said it before, in its challenge.
+    pub nonce: Nonce,
     /// Which of several connections of the pair.
     pub channel: u16,
     /// Largest eager message that it takes.
@@ -98,12 +100,58 @@ pub struct Identity {
 /// What is said before frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Greeting {
-    /// From the dialer.
-    Hello(Identity),
+    /// From the listener, to whoever connects: its nonce.
+    Challenge(Nonce),
+    /// From the dialler.
+    Hello(Identity, Proof),
     /// From the listener: frames may follow.
-    Welcome(Identity),
+    Welcome(Identity, Proof),
     /// From the listener, which closes then. The code may be one of a later version.
     Refuse(Result<Refusal, u16>),
+}
+
+/// Length of an identity's encoding.
+const IDENTITY_BYTES: usize = 50 + NONCE_BYTES;
+
+impl Identity {
+    fn encode(&self) -> [u8; IDENTITY_BYTES] {
+        let mut bytes = [0; IDENTITY_BYTES];
+        let mut w = Writer(&mut bytes, 0);
+        w.put(&self.from.to_le_bytes());
+        w.put(&self.to.to_le_bytes());
+        w.put(&self.from_incarnation.to_le_bytes());
+        w.put(&self.to_incarnation.to_le_bytes());
+        w.put(&self.host.to_le_bytes());
+        w.put(&self.nonce);
+        w.put(&self.eager_bytes.to_le_bytes());
+        w.put(&self.window_units.to_le_bytes());
+        w.put(&self.channel.to_le_bytes());
+        bytes
+    }
+
+    /// What the dialler proves itself with, to a listener that has challenged it.
+    #[must_use]
+    pub fn prove_dialler(&self, key: &Key, challenge: &Nonce) -> Proof {
+        key.prove(DIALLER, &[&VERSION.to_le_bytes(), &self.encode(), challenge])
+    }
+
+    /// Whether a dialler has proven itself to a listener that has challenged it.
+    #[must_use]
+    pub fn is_dialler(&self, key: &Key, challenge: &Nonce, proof: &Proof) -> bool {
+        key.verify(DIALLER, &[&VERSION.to_le_bytes(), &self.encode(), challenge], proof)
+    }
+
+    /// What the listener proves itself with, to a dialler that has proven itself: that holds its nonce, and so does this.
+    #[must_use]
+    pub fn prove_listener(&self, key: &Key, dialler: &Proof) -> Proof {
+        key.prove(LISTENER, &[&VERSION.to_le_bytes(), &self.encode(), dialler])
+    }
+
+    /// Whether a listener has proven itself to the dialler, by what that has proven itself with.
+    #[must_use]
+    pub fn is_listener(&self, key: &Key, dialler: &Proof, proof: &Proof) -> bool {
+        key.verify(LISTENER, &[&VERSION.to_le_bytes(), &self.encode(), dialler], proof)
+    }
 }
 
 struct Writer<'a>(&'a mut [u8], usize);
@@ -136,19 +184,15 @@ impl Greeting {
         w.put(&MAGIC);
         w.put(&VERSION.to_le_bytes());
         match self {
-            Greeting::Hello(id) | Greeting::Welcome(id) => {
-                let kind: u16 = if matches!(self, Greeting::Hello(_)) { 1 } else { 2 };
+            Greeting::Hello(id, proof) | Greeting::Welcome(id, proof) => {
+                let kind: u16 = if matches!(self, Greeting::Hello(..)) { 1 } else { 2 };
                 w.put(&kind.to_le_bytes());
-                w.put(&id.token);
-                w.put(&id.from.to_le_bytes());
-                w.put(&id.to.to_le_bytes());
-                w.put(&id.from_incarnation.to_le_bytes());
-                w.put(&id.to_incarnation.to_le_bytes());
-                w.put(&id.host.to_le_bytes());
-                w.put(&id.nonce.to_le_bytes());
-                w.put(&id.eager_bytes.to_le_bytes());
-                w.put(&id.window_units.to_le_bytes());
-                w.put(&id.channel.to_le_bytes());
+                w.put(&id.encode());
+                w.put(proof);
+            }
+            Greeting::Challenge(nonce) => {
+                w.put(&4u16.to_le_bytes());
+                w.put(nonce);
             }
             Greeting::Refuse(why) => {
                 w.put(&3u16.to_le_bytes());
@@ -177,21 +221,24 @@ impl Greeting {
             let code = u16::from_le_bytes(r.take());
             return Ok(Greeting::Refuse(Refusal::from_code(code).ok_or(code)));
         }
+        if kind == 4 {
+            return Ok(Greeting::Challenge(r.take()));
+        }
         let id = Identity {
-            token: r.take(),
             from: u32::from_le_bytes(r.take()),
             to: u32::from_le_bytes(r.take()),
             from_incarnation: u64::from_le_bytes(r.take()),
             to_incarnation: u64::from_le_bytes(r.take()),
             host: u128::from_le_bytes(r.take()),
-            nonce: u64::from_le_bytes(r.take()),
+            nonce: r.take(),
             eager_bytes: u32::from_le_bytes(r.take()),
             window_units: u32::from_le_bytes(r.take()),
             channel: u16::from_le_bytes(r.take()),
         };
+        let proof: [u8; PROOF_BYTES] = r.take();
         match kind {
-            1 => Ok(Greeting::Hello(id)),
-            2 => Ok(Greeting::Welcome(id)),
+            1 => Ok(Greeting::Hello(id, proof)),
+            2 => Ok(Greeting::Welcome(id, proof)),
             other => Err(WireError::Greeting(other)),
         }
     }
@@ -240,11 +287,11 @@ mod tests {
     #[test]
     fn greetings_come_back_as_they_were() {
         let mut random = Seeded::new(2);
-        for kind in [1u8, 2] {
+        for (kind, end) in [(1u8, 106), (2, 106), (4, 24)] {
             let mut bytes: [u8; GREETING_BYTES] = random_bytes(&mut random);
             bytes[..8].copy_from_slice(&[b'R', b'W', b'A', b'Y', VERSION as u8, 0, kind, 0]);
             // Behind the last field there is nothing.
-            bytes[82..].fill(0);
+            bytes[end..].fill(0);
             assert_eq!(Greeting::decode(&bytes).unwrap().encode(), bytes);
         }
         for why in [Ok(Refusal::NotYet), Ok(Refusal::Duplicate), Err(900)] {

@@ -5,7 +5,7 @@ use ringway_dataplane::memory::Region;
 use ringway_dataplane::rdma::choice::{Choice, choose};
 use ringway_dataplane::rdma::{Config, RdmaConfig, RdmaTransport, survey};
 use ringway_dataplane::transport::conformance::{Depth, Mode, Rig, Skip};
-use ringway_dataplane::transport::{Event, Op, OpId, Peer, Stamp, Tag, Transport};
+use ringway_dataplane::transport::{Event, Keyring, Op, OpId, Peer, Stamp, Tag, Transport};
 use std::time::{Duration, Instant};
 
 /// Says whether a missing device fails the test, as where it is known to be there: `require`.
@@ -34,7 +34,7 @@ pub(crate) fn open(me: u32, choice: &Choice, rails: usize, tune: impl FnOnce(&mu
     let mut mine = Choice { rails: choice.rails.clone(), verdicts: Vec::new() };
     mine.rails.rotate_left(me as usize % choice.rails.len());
     mine.rails.truncate(rails);
-    let mut config = Config::new(me, [7; 16], 1000 + u64::from(me));
+    let mut config = Config::new(me, Keyring::of([7; 32]), 1000 + u64::from(me));
     config.connect_timeout_ms = 5_000;
     config.rdma.timeout = 14;
     tune(&mut config);

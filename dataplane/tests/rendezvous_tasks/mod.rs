@@ -5,7 +5,7 @@ use ringway_dataplane::memory::SharedBytes;
 use ringway_dataplane::rendezvous::wire::{Message, notes};
 use ringway_dataplane::rendezvous::{Key, Meta, Options, PeerInfo, Rendezvous, Value};
 use ringway_dataplane::shm::{self, ShmTransport};
-use ringway_dataplane::transport::{Event, Hub, Loopback, LoopbackConfig, Peer, Transport};
+use ringway_dataplane::transport::{Event, Hub, Keyring, Loopback, LoopbackConfig, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -90,7 +90,7 @@ impl Tasks {
                 eager_bytes,
                 depth,
                 driver: DriverChoice::Auto,
-                ..Config::new(me, [5; 16], 1000 + u64::from(me), vec![bind])
+                ..Config::new(me, Keyring::of([5; 32]), 1000 + u64::from(me), vec![bind])
             };
             Box::new(TcpTransport::new(config).unwrap()) as Box<dyn Transport>
         };
@@ -104,7 +104,7 @@ impl Tasks {
             let config = shm::Config {
                 depth,
                 map_blocks: *map_blocks,
-                ..shm::Config::new(me as u32, [5; 16], 1000 + me as u64)
+                ..shm::Config::new(me as u32, Keyring::of([5; 32]), 1000 + me as u64)
             };
             Box::new(ShmTransport::new(config).unwrap()) as Box<dyn Transport>
         };

@@ -1,8 +1,8 @@
 //! Members over shared memory, all of this process.
 
 use ringway_dataplane::shm::{Config, ShmTransport};
-use ringway_dataplane::transport::Transport;
 use ringway_dataplane::transport::conformance::{Depth, Mode, Rig, Skip};
+use ringway_dataplane::transport::{Keyring, Transport};
 
 /// Transports with these ways for large messages.
 pub(crate) struct ShmRig {
@@ -22,7 +22,7 @@ impl Rig for ShmRig {
                 connect_timeout_ms: 10_000,
                 map_blocks: self.map_blocks,
                 attach: self.attach,
-                ..Config::new(me, [5; 16], 1000 + u64::from(me))
+                ..Config::new(me, Keyring::of([5; 32]), 1000 + u64::from(me))
             };
             let transport = ShmTransport::new(config).map_err(|e| Skip::new(e.to_string()))?;
             Ok(Box::new(transport) as Box<dyn Transport>)

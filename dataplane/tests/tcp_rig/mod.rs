@@ -1,7 +1,7 @@
 //! Members over real sockets of this host, for both drivers.
 
-use ringway_dataplane::transport::Transport;
 use ringway_dataplane::transport::conformance::{Depth, Mode, Rig, Skip};
+use ringway_dataplane::transport::{Keyring, Transport};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
 use std::net::Ipv4Addr;
 
@@ -20,7 +20,7 @@ impl Rig for TcpRig {
                 depth: if mode.depth == Depth::One { 1 } else { 128 },
                 connect_timeout_ms: 10_000,
                 driver: self.0,
-                ..Config::new(me, [5; 16], 1000 + u64::from(me), vec![bind])
+                ..Config::new(me, Keyring::of([5; 32]), 1000 + u64::from(me), vec![bind])
             };
             let transport = TcpTransport::new(config).map_err(|e| Skip::new(e.to_string()))?;
             Ok(Box::new(transport) as Box<dyn Transport>)

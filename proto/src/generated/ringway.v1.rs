@@ -18,6 +18,9 @@ pub struct DataPlaneTask {
     /// Tells jobs with different secrets apart. Equal on both sides, or there is no data plane between them.
     #[prost(fixed64, tag = "6")]
     pub job: u64,
+    /// 32 random bytes of this task's. Two tasks prove themselves on the data plane with what both have said here.
+    #[prost(bytes = "vec", tag = "7")]
+    pub secret: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LookRequest {
@@ -780,7 +783,7 @@ pub struct JoinResponse {
     /// Above the epoch of every earlier group and loss.
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
-    /// The same for all members, random, known to nobody else: data-plane connections prove themselves with it.
+    /// The same for all members, 32 random bytes, known to nobody else: data-plane connections prove themselves with it.
     #[prost(bytes = "vec", tag = "3")]
     pub secret: ::prost::alloc::vec::Vec<u8>,
 }

@@ -71,7 +71,8 @@ pub(crate) fn run(args: &Args) -> io::Result<ExitCode> {
 fn look(args: &Args, given: &Result<Settings, ringway_control::settings::SettingsError>) -> Report {
     // With settings that are not allowed, the rest of the report shows the defaults.
     let in_force = given.as_ref().map_or_else(|_| Settings::default(), Clone::clone);
-    let mut sections = vec![settings::section(given), settings::launch(&in_force)];
+    let mut sections =
+        vec![settings::section(given), settings::launch(&in_force), settings::security(&in_force)];
     sections.extend([network::interfaces(&in_force), network::congestion(&in_force)]);
     sections.extend([rdma::section(&in_force), shm::section(&in_force)]);
     sections.push(gpu::section(&in_force));

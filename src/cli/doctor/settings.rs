@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::report::{Fact, Section};
 use ringway_control::launch::{Explicit, Here, Launch, Vars};
+use ringway_control::rpc::credentials::Credentials;
 use ringway_control::settings::{Settings, SettingsError};
 
 /// What differs from the defaults, and every wrong setting.
@@ -52,6 +53,27 @@ pub(super) fn listed(settings: &Settings) -> String {
         );
     }
     text
+}
+
+/// By what this process and others would know each other.
+pub(super) fn security(settings: &Settings) -> Section {
+    let mut section = Section::new("Who may take part");
+    section.fact("token", if settings.token.is_some() { "set" } else { "none" });
+    match Credentials::from_settings(settings) {
+        Err(error) => section.problem(error.to_string(), "correct the file; docs/security.md has a recipe"),
+        Ok(credentials) => {
+            let names = credentials.tls().map_or("none".to_owned(), |tls| format!("for {}", tls.names()));
+            section.fact("certificate", names);
+            if credentials.is_empty() && !settings.insecure {
+                section.noted(
+                    "services",
+                    "on loopback alone",
+                    "set RINGWAY_TOKEN or RINGWAY_TLS_* to have them listen beyond this host",
+                );
+            }
+        }
+    }
+    section
 }
 
 /// Which launcher this environment comes from.

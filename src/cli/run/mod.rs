@@ -22,6 +22,7 @@ use clap::value_parser;
 use rustix::process::Signal;
 
 use crate::cli::say;
+use crate::cli::security::SecurityArgs;
 use crate::cli::signals::{self, Signals};
 use elastic::{Elastic, Fate};
 use ending::{Ending, Failure, Outcome, Step};
@@ -95,6 +96,8 @@ pub(crate) struct Args {
     /// Meet at this coordination service instead of one of this command's own; several addresses are candidates
     #[arg(long, value_name = "HOST:PORT,...", value_parser = addresses)]
     coordinator: Option<String>,
+    #[command(flatten)]
+    security: SecurityArgs,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -111,6 +114,7 @@ impl Args {
             max_ranks: None,
             restarts: 0,
             coordinator: None,
+            security: SecurityArgs::default(),
             program,
         }
     }
@@ -178,7 +182,8 @@ pub(crate) enum RunError {
 /// When the settings are not allowed or the ranks cannot be started; a rank's own failure is an exit code.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
     let system = |what| move |source| RunError::System { what, source };
-    let settings = Settings::from_env()?;
+    let options = args.security.settings();
+    let mut settings = Settings::from_env_and(&options)?;
     ringway::log::start(&settings)?;
     let most = args.max_ranks.unwrap_or(args.ranks);
     if let Some(least) = args.min_ranks.filter(|least| *least > args.ranks || most < args.ranks) {
@@ -191,6 +196,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| RunError::System { what: "adopt processes of ranks", source: error.into() })?;
     let job = Job::new(&settings).map_err(system("draw random numbers"))?;
+    settings.token = Some(job.token.clone());
     let loopback = match settings.socket_family {
         Some(Family::V6) => IpAddr::V6(Ipv6Addr::LOCALHOST),
         _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -207,7 +213,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
     };
     let (program, tag) = (args.program.as_slice(), args.tag);
     let limits = args.min_ranks.map(|least| (least, most));
-    let plan = Plan { program, ranks: args.ranks, limits, tag, job: &job, coordinator };
+    let plan = Plan { program, ranks: args.ranks, limits, tag, job: &job, options: &options, coordinator };
     let mut ranks = Ranks::start(&plan)?;
     let mut outputs = Vec::new();
     let notice = Notice { coordinator: server.as_ref(), grace: settings.preemption_grace };

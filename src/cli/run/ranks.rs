@@ -21,7 +21,7 @@ pub(super) struct Job {
     /// Its name.
     pub(super) id: String,
     /// What they prove that they belong to it with.
-    pub(super) secret: Secret,
+    pub(super) token: Secret,
 }
 
 impl Job {
@@ -31,7 +31,7 @@ impl Job {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         Ok(Job {
             id: settings.job_id.clone().unwrap_or_else(|| format!("run-{}", hex(&random[..8]))),
-            secret: settings.job_secret.clone().unwrap_or_else(|| Secret::new(hex(&random[8..]))),
+            token: settings.token.clone().unwrap_or_else(|| Secret::new(hex(&random[8..]))),
         })
     }
 }
@@ -48,6 +48,8 @@ pub(super) struct Plan<'a> {
     pub(super) tag: bool,
     /// What they share.
     pub(super) job: &'a Job,
+    /// Settings that the launcher was given as options.
+    pub(super) options: &'a [(&'static str, OsString)],
     /// Where they meet.
     pub(super) coordinator: String,
 }
@@ -70,7 +72,10 @@ impl Plan<'_> {
             .env("RINGWAY_COORDINATOR", &self.coordinator)
             .env("RINGWAY_COORDINATOR_BY", "outside")
             .env("RINGWAY_JOB_ID", &self.job.id)
-            .env("RINGWAY_JOB_SECRET", self.job.secret.reveal())
+            .envs(self.options.iter().map(|(name, value)| (name, value)))
+            // Where it was read from a file, its text is passed on.
+            .env_remove("RINGWAY_TOKEN_FILE")
+            .env("RINGWAY_TOKEN", self.job.token.reveal())
             .stdin(stdin_of(rank));
         if let Some((least, most)) = self.limits {
             command.env("RINGWAY_MIN_RANKS", least.to_string()).env("RINGWAY_MAX_RANKS", most.to_string());

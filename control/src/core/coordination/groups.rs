@@ -41,7 +41,7 @@ pub struct GroupTable {
     /// Above the epoch of every earlier group and loss.
     pub epoch: u64,
     /// Known to the members only.
-    pub secret: [u8; 16],
+    pub secret: [u8; 32],
 }
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ struct Forming {
     size: u32,
     first: Slot,
     entrants: BTreeMap<Slot, Entrant>,
-    secret: [u8; 16],
+    secret: [u8; 32],
     timeout: Duration,
     since: Time,
     deadline: Time,

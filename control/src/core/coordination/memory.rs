@@ -308,7 +308,7 @@ pub fn wire_group(table: &GroupTable) -> wire::JoinResponse {
 /// # Errors
 /// In words, when it is none.
 pub fn group(response: wire::JoinResponse) -> Result<GroupTable, String> {
-    let secret = response.secret.try_into().map_err(|_| "the group's secret does not have 16 bytes")?;
+    let secret = response.secret.try_into().map_err(|_| "the group's secret does not have 32 bytes")?;
     let members = response.members.into_iter().enumerate().map(|(position, member)| {
         if member.rank as usize != position {
             return Err(format!("the group's table has rank {} at position {position}", member.rank));

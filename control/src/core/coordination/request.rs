@@ -94,7 +94,7 @@ pub struct Join {
     /// The coordinator runs in the caller's process.
     pub hosts_coordinator: bool,
     /// Random bytes, drawn by the driver. Those of the first caller become the group's secret.
-    pub fresh_secret: [u8; 16],
+    pub fresh_secret: [u8; 32],
 }
 
 /// A caller's wish to be in the next generation of an elastic group.
@@ -121,7 +121,7 @@ pub struct Regroup {
     /// The coordinator runs in the caller's process.
     pub hosts_coordinator: bool,
     /// Random bytes, drawn by the driver. Those of rank 0 become the group's secret.
-    pub fresh_secret: [u8; 16],
+    pub fresh_secret: [u8; 32],
 }
 
 /// A call to a barrier.

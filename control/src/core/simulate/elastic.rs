@@ -275,7 +275,7 @@ impl World {
             addresses: task.life.to_le_bytes().to_vec(),
             timeout: Some(PATIENCE),
             hosts_coordinator: false,
-            fresh_secret: [index as u8; 16],
+            fresh_secret: [index as u8; 32],
         };
         self.send(index, Request::Regroup(Box::new(wish)));
     }

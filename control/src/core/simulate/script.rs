@@ -124,7 +124,7 @@ pub(super) fn request(step: &Step, tasks: u32, process: &Process, random: &mut R
             addresses: process.incarnation.0.to_le_bytes().to_vec(),
             timeout: Some(JOIN_TIMEOUT),
             hosts_coordinator: false,
-            fresh_secret: [(random.next() as u8) | 1; 16],
+            fresh_secret: [(random.next() as u8) | 1; 32],
         })),
         Step::Insert { key, overwrite } => {
             Request::Insert { key, value: random.next().to_le_bytes().to_vec(), overwrite }

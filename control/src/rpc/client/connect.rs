@@ -7,14 +7,18 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 
+use crate::rpc::credentials::{Credentials, SecureChannel};
 use crate::rpc::inspected::{Inspect, Inspected};
+use crate::rpc::tls;
 
 /// One try to connect takes no longer.
 const TRY_LIMIT: Duration = Duration::from_secs(3);
 /// Bytes that tell an HTTP/2 server: the header of its first frame.
 const FRAME_HEADER: usize = 9;
+/// What a TLS server's first record begins with where it was not spoken TLS to.
+const TLS_ALERT: u8 = 21;
 /// Type of the frame that a server sends first (RFC 9113, section 3.4).
 const SETTINGS: u8 = 4;
 
@@ -35,6 +39,10 @@ pub enum Seen {
     Closed,
     /// What came is not HTTP/2. It begins so.
     OtherProtocol(String),
+    /// One side does not trust the other, or does not speak TLS. In words.
+    Untrusted(String),
+    /// The connection was closed in the handshake of TLS.
+    NotShaken,
     /// The system said so.
     System(String),
     /// HTTP/2 is spoken there.
@@ -61,7 +69,11 @@ impl fmt::Display for Seen {
             Seen::OtherProtocol(begins) => {
                 write!(f, "what serves there is not a coordinator: it answers with {begins:?}; check the port")
             }
-            Seen::System(why) => f.write_str(why),
+            Seen::NotShaken => f.write_str(
+                "the connection was closed in the handshake of TLS: the coordinator serves without TLS, or takes no more \
+                 connections; set RINGWAY_TLS_CERT, RINGWAY_TLS_KEY and RINGWAY_TLS_CA on both sides, or on none",
+            ),
+            Seen::System(why) | Seen::Untrusted(why) => f.write_str(why),
             Seen::Good => f.write_str("the coordinator was reached, but did not answer in time"),
         }
     }
@@ -100,16 +112,20 @@ impl Sight {
 }
 
 /// A channel that connects when it is used, and again when the connection broke. Must be made within a runtime.
-pub(super) fn channel(address: &str, sight: &Sight) -> Result<Channel, tonic::transport::Error> {
+pub(super) fn channel(
+    address: &str,
+    sight: &Sight,
+    credentials: &Credentials,
+) -> Result<SecureChannel, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
-    let (address, sight) = (address.to_owned(), sight.clone());
-    Ok(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
-        let (address, sight) = (address.clone(), sight.clone());
-        async move { Ok::<_, io::Error>(TokioIo::new(connect(&address, sight).await?)) }
-    })))
+    let (address, sight, shown) = (address.to_owned(), sight.clone(), credentials.clone());
+    Ok(credentials.on(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+        let (address, sight, shown) = (address.clone(), sight.clone(), shown.clone());
+        async move { Ok::<_, io::Error>(TokioIo::new(connect(&address, sight, &shown).await?)) }
+    }))))
 }
 
-async fn connect(address: &str, sight: Sight) -> io::Result<Inspected<Sighted>> {
+async fn connect(address: &str, sight: Sight, credentials: &Credentials) -> io::Result<Inspected<Sighted>> {
     let found = match tokio::net::lookup_host(address).await {
         Ok(found) => found.collect::<Vec<_>>(),
         Err(error) => {
@@ -122,7 +138,16 @@ async fn connect(address: &str, sight: Sight) -> io::Result<Inspected<Sighted>> 
     match result.and_then(|stream| stream.set_nodelay(true).map(|()| stream)) {
         Ok(stream) => {
             sight.see(Seen::Silent);
-            Ok(Inspected::new(stream, Sighted { sight, header: Vec::with_capacity(FRAME_HEADER) }))
+            let shaken = tokio::time::timeout(TRY_LIMIT, credentials.connected(stream, address)).await;
+            let wire =
+                shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).inspect_err(|error| {
+                    if tls::is_tls(error) {
+                        sight.see(Seen::Untrusted(tls::words(error)));
+                    } else if error.kind() != io::ErrorKind::TimedOut {
+                        sight.see(Seen::NotShaken);
+                    }
+                })?;
+            Ok(Inspected::new(wire, Sighted { sight, header: Vec::with_capacity(FRAME_HEADER) }))
         }
         Err(error) => {
             sight.see(match error.kind() {
@@ -142,6 +167,12 @@ struct Sighted {
 }
 
 impl Inspect for Sighted {
+    fn broken(&mut self, error: &io::Error) {
+        if tls::is_tls(error) {
+            self.sight.see(Seen::Untrusted(tls::words(error)));
+        }
+    }
+
     fn inspect(&mut self, bytes: &[u8]) -> io::Result<bool> {
         if bytes.is_empty() {
             self.sight.see(Seen::Closed);
@@ -150,6 +181,11 @@ impl Inspect for Sighted {
         let wanted = FRAME_HEADER - self.header.len();
         self.header.extend_from_slice(&bytes[..bytes.len().min(wanted)]);
         if self.header.len() > 3 && self.header[3] != SETTINGS {
+            if bytes.first() == Some(&TLS_ALERT) {
+                let why = "the coordinator wants TLS: set RINGWAY_TLS_CERT, RINGWAY_TLS_KEY and RINGWAY_TLS_CA here too";
+                self.sight.see(Seen::Untrusted(why.to_owned()));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "TLS"));
+            }
             let begins = String::from_utf8_lossy(&bytes[..bytes.len().min(24)]).into_owned();
             self.sight.see(Seen::OtherProtocol(begins));
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not HTTP/2"));

@@ -10,7 +10,6 @@ use ringway_proto::tensorflow::coordination_service_client::CoordinationServiceC
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tonic::Status;
-use tonic::transport::Channel;
 
 use super::alarms::{Alarm, Alarms};
 use super::connect::{Seen, Sight};
@@ -20,6 +19,7 @@ use crate::core::agent::{Effect, Event, Failure, Outage};
 use crate::core::coordination::errors::{Code, Refusal};
 use crate::core::coordination::request::{Notice, Process};
 use crate::rpc::convert;
+use crate::rpc::credentials::SecureChannel;
 use crate::rpc::driver::Outbox;
 
 /// How far the agent has come.
@@ -62,6 +62,7 @@ pub(super) fn failure(status: &Status, sight: &Sight) -> Failure {
     };
     match sight.last() {
         // No use to try again: that program will not become a coordinator.
+        seen @ Seen::Untrusted(_) => Failure::Refused(Refusal::new(Code::Unauthenticated, seen)),
         seen @ Seen::OtherProtocol(_) => Failure::Refused(Refusal::new(Code::Unimplemented, seen)),
         Seen::Good | Seen::Nothing => Failure::Unreachable(innermost(source)),
         seen => Failure::Unreachable(seen.brief()),
@@ -82,7 +83,7 @@ impl Link {
         &self,
         limit: Duration,
         answer: fn(Result<(), Failure>) -> Event,
-        call: impl FnOnce(CoordinationServiceClient<Channel>) -> F,
+        call: impl FnOnce(CoordinationServiceClient<SecureChannel>) -> F,
     ) where
         F: Future<Output = Result<T, Status>> + Send + 'static,
         T: Send,

@@ -39,6 +39,7 @@ use self::errors::CallFailure;
 use self::link::{Link, Stage};
 use self::route::Route;
 use self::surveys::Surveys;
+use super::credentials::Credentials;
 use super::driver::{Clock, INBOX_LIMIT, Input, drive};
 use crate::core::agent::{Agent as AgentMachine, Event, Failure, Outage};
 use crate::window::{self, Page, WindowConfig};
@@ -58,6 +59,8 @@ pub struct AgentConfig {
     pub times: AgentTimes,
     /// Calls that do not wait for others take no longer.
     pub call_timeout: Duration,
+    /// What the coordinator is shown, and must show.
+    pub credentials: Credentials,
 }
 
 impl AgentConfig {
@@ -74,6 +77,7 @@ impl AgentConfig {
                 register_timeout: Duration::from_secs(60),
             },
             call_timeout: heartbeat_limit.max(Duration::from_secs(10)),
+            credentials: Credentials::default(),
         }
     }
 }
@@ -117,7 +121,8 @@ impl Agent {
         let route = {
             let _within = runtime.enter();
             let address = &config.coordinator;
-            Route::new(address).map_err(|why| AgentError::BadAddress { address: address.clone(), why })?
+            Route::new(address, config.credentials.clone())
+                .map_err(|why| AgentError::BadAddress { address: address.clone(), why })?
         };
         let surveys = Surveys::new(config.process.clone());
         let (stage, seen_stage) = watch::channel(Stage::Starting);

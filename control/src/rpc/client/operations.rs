@@ -10,13 +10,13 @@ use ringway_topology::{Incarnation, TaskId};
 use tonic::Status;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::Channel;
 
 use super::Agent;
 use super::errors::{BarrierError, JoinError, ReportError, StoreError};
 use crate::core::coordination::groups::GroupTable;
 use crate::core::coordination::request::Process;
 use crate::core::coordination::{BARRIER_TIMEOUT_LIMIT, preemption};
+use crate::rpc::credentials::SecureChannel;
 use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
 
 /// Time that a call gets beyond the wait that it asks for, so that the coordinator's own answer, which names who is
@@ -38,7 +38,7 @@ impl Interceptor for Signature {
     }
 }
 
-type Coordination = CoordinationServiceClient<InterceptedService<Channel, Signature>>;
+type Coordination = CoordinationServiceClient<InterceptedService<SecureChannel, Signature>>;
 
 /// A wish to enter a group.
 #[derive(Clone, Debug)]
@@ -366,7 +366,7 @@ impl Agent {
     fn ask_session<M, T, F>(
         &self,
         message: M,
-        call: impl Fn(SessionSetupClient<Channel>, M) -> F + Send + Sync + 'static,
+        call: impl Fn(SessionSetupClient<SecureChannel>, M) -> F + Send + Sync + 'static,
     ) -> impl Future<Output = Result<T, Status>> + Send + 'static
     where
         M: Clone + Send + Sync + 'static,
@@ -384,7 +384,7 @@ impl Agent {
     }
 }
 
-fn coordination(channel: Channel, signature: Signature) -> Coordination {
+fn coordination(channel: SecureChannel, signature: Signature) -> Coordination {
     CoordinationServiceClient::with_interceptor(channel, signature)
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use super::connect::{self, Sight};
 use crate::rpc::convert;
+use crate::rpc::credentials::{Credentials, SecureChannel};
 use crate::settings::HostPort;
 
 /// First pause before a call is asked again.
@@ -33,7 +33,7 @@ struct Place {
     /// How often it was moved.
     moves: u64,
     address: String,
-    channel: Channel,
+    channel: SecureChannel,
 }
 
 /// The way. Clones are the same.
@@ -45,6 +45,7 @@ struct Inner {
     addresses: Vec<String>,
     place: watch::Sender<Place>,
     sight: Sight,
+    credentials: Credentials,
     /// How long the service may be away, in milliseconds; 0: its end is the end.
     failover_ms: AtomicU64,
     calls: Mutex<Calls>,
@@ -61,7 +62,7 @@ impl Route {
     ///
     /// # Errors
     /// In words, when one of them is no address.
-    pub(super) fn new(given: &str) -> Result<Route, String> {
+    pub(super) fn new(given: &str, credentials: Credentials) -> Result<Route, String> {
         let addresses: Vec<String> = given.split(',').map(|address| address.trim().to_owned()).collect();
         if addresses.len() > ADDRESSES_LIMIT {
             return Err(format!("{} addresses, and the limit is {ADDRESSES_LIMIT}", addresses.len()));
@@ -70,10 +71,11 @@ impl Route {
             return Err("no host, or no port from 1 to 65535".to_owned());
         }
         let sight = Sight::new();
-        let channel = connect::channel(&addresses[0], &sight).map_err(|error| error.to_string())?;
+        let channel =
+            connect::channel(&addresses[0], &sight, &credentials).map_err(|error| error.to_string())?;
         let (place, _) = watch::channel(Place { moves: 0, address: addresses[0].clone(), channel });
         let (failover_ms, calls) = (AtomicU64::new(0), Mutex::default());
-        Ok(Route(Arc::new(Inner { addresses, place, sight, failover_ms, calls })))
+        Ok(Route(Arc::new(Inner { addresses, place, sight, credentials, failover_ms, calls })))
     }
 
     /// What was seen on the way.
@@ -93,7 +95,7 @@ impl Route {
     }
 
     /// Where the way leads now, and how often it was moved.
-    pub(super) fn place(&self) -> (u64, Channel) {
+    pub(super) fn place(&self) -> (u64, SecureChannel) {
         let place = self.0.place.borrow();
         (place.moves, place.channel.clone())
     }
@@ -114,7 +116,7 @@ impl Route {
             if to == place.address {
                 return false;
             }
-            let Ok(channel) = connect::channel(to, &self.0.sight) else {
+            let Ok(channel) = connect::channel(to, &self.0.sight, &self.0.credentials) else {
                 tracing::debug!("{to:?}, which is said to lead, is no address");
                 return false;
             };
@@ -145,7 +147,7 @@ impl Route {
     }
 
     /// Makes a call, and makes it again until it has an answer of the coordinator (W2, W3). Whoever drops it gives it up.
-    pub(super) async fn call<T, F>(&self, call: impl Fn(Channel) -> F) -> Result<T, Status>
+    pub(super) async fn call<T, F>(&self, call: impl Fn(SecureChannel) -> F) -> Result<T, Status>
     where
         F: Future<Output = Result<T, Status>>,
     {

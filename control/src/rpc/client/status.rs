@@ -10,13 +10,14 @@ use ringway_proto::ringway::v1 as wire;
 use ringway_proto::ringway::v1::look_response::What;
 use ringway_proto::ringway::v1::status_client::StatusClient;
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 
 use super::connect::{self, Sight};
 use super::link;
 use crate::core::agent::Failure;
 use crate::core::status::Look;
+use crate::rpc::credentials::{Credentials, SecureChannel};
 use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
 
 /// Time that the service gets beyond what it gives the ranks.
@@ -42,16 +43,21 @@ impl fmt::Display for Place {
 
 impl Place {
     /// A channel there. Must be made within a runtime.
-    fn channel(&self, sight: &Sight) -> Result<Channel, tonic::transport::Error> {
+    fn channel(
+        &self,
+        sight: &Sight,
+        credentials: &Credentials,
+    ) -> Result<SecureChannel, tonic::transport::Error> {
         match self {
-            Place::Address(address) => connect::channel(address, sight),
+            Place::Address(address) => connect::channel(address, sight, credentials),
             Place::Socket(path) => {
                 let path = path.clone();
                 let connector = tower::service_fn(move |_| {
                     let path = path.clone();
                     async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
                 });
-                Ok(Endpoint::from_static("http://status").connect_with_connector_lazy(connector))
+                let channel = Endpoint::from_static("http://status").connect_with_connector_lazy(connector);
+                Ok(Credentials::default().on(channel))
             }
         }
     }
@@ -114,17 +120,19 @@ pub enum LookError {
     },
 }
 
-/// Asks the service at `place`, and through it the ranks. Blocks for the patience and a few seconds at most.
+/// Asks the service at `place`, which is shown `credentials` where it is an address, and through it the ranks. Blocks for the patience and a few seconds at most.
 ///
 /// # Errors
 /// [`LookError`]. Ranks that do not answer are no error: the look names them.
-pub fn look(place: &Place, question: Question) -> Result<Look, LookError> {
+pub fn look(place: &Place, question: Question, credentials: &Credentials) -> Result<Look, LookError> {
     let address = place.to_string();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|source| LookError::System { address: address.clone(), source })?;
     runtime.block_on(async {
         let sight = Sight::new();
-        let channel = place.channel(&sight).map_err(|_| LookError::Address { address: address.clone() })?;
+        let channel = place
+            .channel(&sight, credentials)
+            .map_err(|_| LookError::Address { address: address.clone() })?;
         let limit = question.patience + MARGIN;
         match tokio::time::timeout(limit, ask(channel, question)).await {
             Ok(Ok(look)) => Ok(look),
@@ -145,7 +153,7 @@ pub fn look(place: &Place, question: Question) -> Result<Look, LookError> {
     })
 }
 
-async fn ask(channel: Channel, question: Question) -> Result<Look, Status> {
+async fn ask(channel: SecureChannel, question: Question) -> Result<Look, Status> {
     let mut client = StatusClient::new(channel).max_decoding_message_size(MESSAGE_LIMIT_BYTES);
     let Question { ranks, flight, patience } = question;
     let timeout_ms = u32::try_from(patience.as_millis()).unwrap_or(u32::MAX).max(1);

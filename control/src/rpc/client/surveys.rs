@@ -7,9 +7,9 @@ use ringway_proto::ringway::v1 as wire;
 use ringway_proto::ringway::v1::status_client::StatusClient;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use tonic::transport::Channel;
 
 use crate::core::coordination::request::Process;
+use crate::rpc::credentials::SecureChannel;
 use crate::rpc::{MESSAGE_LIMIT_BYTES, convert};
 
 /// Surveys that a task answers at once; further ones go without its answer.
@@ -52,7 +52,7 @@ impl Surveys {
     }
 
     /// Answers on the runtime of the caller, in its own time: a report takes the engine's lock for a moment.
-    pub(super) fn answer(&self, channel: Channel, survey: wire::Survey) {
+    pub(super) fn answer(&self, channel: SecureChannel, survey: wire::Survey) {
         let Ok(place) = self.places.clone().try_acquire_owned() else { return };
         let surveys = self.clone();
         tokio::spawn(async move {

@@ -10,12 +10,14 @@ use ringway_proto::tensorflow as tf;
 use ringway_proto::tensorflow::worker_service_client::WorkerServiceClient;
 use tokio::net::TcpStream;
 use tonic::Status;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 
 use crate::core::coordination::errors::Code;
 use crate::core::master::step::Failure;
 use crate::rpc::TENSOR_MESSAGE_LIMIT_BYTES;
+use crate::rpc::credentials::{Credentials, SecureChannel};
 use crate::rpc::inspected::{Inspect, Inspected};
+use crate::rpc::tls;
 
 /// One try to connect takes no longer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -31,22 +33,24 @@ const PROBES: u32 = 3;
 pub struct WorkerClient {
     address: Arc<str>,
     endpoint: Endpoint,
+    credentials: Credentials,
     /// Made within the runtime of the first call.
-    client: Arc<OnceLock<WorkerServiceClient<Channel>>>,
+    client: Arc<OnceLock<WorkerServiceClient<SecureChannel>>>,
     losses: Arc<AtomicU64>,
 }
 
 impl WorkerClient {
-    /// A way to the worker at "host:port".
+    /// A way to the worker at "host:port", who is shown these credentials and must show the same.
     ///
     /// # Errors
     /// When that is no address.
-    pub fn new(address: &str) -> Result<WorkerClient, tonic::transport::Error> {
+    pub fn new(address: &str, credentials: &Credentials) -> Result<WorkerClient, tonic::transport::Error> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))?
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES);
         let (client, losses) = (Arc::default(), Arc::default());
-        Ok(WorkerClient { address: address.into(), endpoint, client, losses })
+        let credentials = credentials.clone();
+        Ok(WorkerClient { address: address.into(), endpoint, credentials, client, losses })
     }
 
     /// Connections that ended so far: when it has grown, the process there may be another one.
@@ -57,9 +61,9 @@ impl WorkerClient {
 
     /// The gRPC client, for calls of any kind. Must be called within a runtime.
     #[must_use]
-    pub fn service(&self) -> WorkerServiceClient<Channel> {
+    pub fn service(&self) -> WorkerServiceClient<SecureChannel> {
         let client = self.client.get_or_init(|| {
-            WorkerServiceClient::new(channel(&self.endpoint, &self.address, &self.losses))
+            WorkerServiceClient::new(channel(&self.endpoint, &self.address, &self.credentials, &self.losses))
                 .max_decoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
                 .max_encoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
         });
@@ -94,12 +98,17 @@ impl WorkerClient {
     }
 }
 
-fn channel(endpoint: &Endpoint, address: &Arc<str>, losses: &Arc<AtomicU64>) -> Channel {
-    let (address, losses) = (address.clone(), losses.clone());
-    endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
-        let (address, losses) = (address.clone(), losses.clone());
-        async move { Ok::<_, io::Error>(TokioIo::new(connect(&address, losses).await?)) }
-    }))
+fn channel(
+    endpoint: &Endpoint,
+    address: &Arc<str>,
+    credentials: &Credentials,
+    losses: &Arc<AtomicU64>,
+) -> SecureChannel {
+    let (address, losses, shown) = (address.clone(), losses.clone(), credentials.clone());
+    credentials.on(endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
+        let (address, losses, shown) = (address.clone(), losses.clone(), shown.clone());
+        async move { Ok::<_, io::Error>(TokioIo::new(connect(&address, &shown, losses).await?)) }
+    })))
 }
 
 /// What a worker itself says in a status.
@@ -108,7 +117,11 @@ pub(crate) fn told(status: &Status) -> Failure {
     Failure { code, message: status.message().to_owned(), lost: false }
 }
 
-async fn connect(address: &str, losses: Arc<AtomicU64>) -> io::Result<Inspected<EndCounted>> {
+async fn connect(
+    address: &str,
+    credentials: &Credentials,
+    losses: Arc<AtomicU64>,
+) -> io::Result<Inspected<EndCounted>> {
     let tried = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await;
     let stream = tried.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
     stream.set_nodelay(true)?;
@@ -118,7 +131,9 @@ async fn connect(address: &str, losses: Arc<AtomicU64>) -> io::Result<Inspected<
     let socket = socket2::SockRef::from(&stream);
     socket.set_tcp_keepalive(&probes)?;
     socket.set_tcp_user_timeout(Some(PROBE_AFTER * PROBES))?;
-    Ok(Inspected::new(stream, EndCounted(losses)))
+    let shaken = tokio::time::timeout(CONNECT_LIMIT, credentials.connected(stream, address)).await;
+    let wire = shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(tls::in_words)?;
+    Ok(Inspected::new(wire, EndCounted(losses)))
 }
 
 /// Goes with a connection, and counts its end.

@@ -1,24 +1,32 @@
-//! Takes connections: so many at once, and none that does not speak HTTP/2.
+//! Takes connections: so many at once, and none that does not speak HTTP/2, in TLS where there are certificates.
+//!
+//! A connection is a stranger's until it has shown what is asked for: the preface of HTTP/2, a certificate, a call with the
+//! token. Strangers have [`ServerConfig::handshake_timeout`](super::ServerConfig::handshake_timeout) for that, and those of
+//! one address have half of all places at most.
 
-use std::fmt;
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ringway_dataplane::transport::Complaints;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Sleep;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
+use crate::rpc::credentials::{Caller, Credentials, Doorman, Wire};
 use crate::rpc::inspected::{Inspect, Inspected};
+use crate::rpc::tls;
 
 /// What a client that speaks HTTP/2 sends first (RFC 9113, section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// What a record of TLS with a handshake begins with.
+const TLS_RECORD: u8 = 22;
 /// Connections that are taken and not yet given to the service.
 const TAKEN_LIMIT: usize = 16;
 /// Pause after the system refused to hand out a connection, usually for want of file descriptors.
@@ -29,16 +37,44 @@ const OURSELVES: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 /// A connection that has a place, and must begin with the preface of HTTP/2 in time.
 pub(super) type Connection = Inspected<Preface>;
 
-/// Warns about who is turned away.
-#[derive(Clone, Default)]
-struct Doorman(Arc<Mutex<Complaints>>);
+/// What is asked of those who come.
+pub(super) struct Rules {
+    /// Connections at once.
+    pub(super) limit: usize,
+    /// A stranger has so long to show what is asked for.
+    pub(super) handshake_timeout: Duration,
+    pub(super) credentials: Credentials,
+    pub(super) doorman: Doorman,
+}
 
-impl Doorman {
-    fn warn(&self, from: IpAddr, what: fmt::Arguments<'_>) {
-        if self.0.lock().unwrap_or_else(PoisonError::into_inner).due(from, Instant::now()) {
-            tracing::warn!("{what}");
-        } else {
-            tracing::debug!("{what}");
+/// How many strangers there are, by their addresses.
+#[derive(Clone, Default)]
+struct Crowd(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// One of a crowd, until it is dropped.
+struct Stranger {
+    crowd: Crowd,
+    from: IpAddr,
+}
+
+impl Crowd {
+    /// Another one; `None` when there are as many of this address as may be.
+    fn enter(&self, from: IpAddr, limit: usize) -> Option<Stranger> {
+        let mut crowd = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = crowd.get(&from).copied().unwrap_or(0);
+        (count < limit).then(|| {
+            crowd.insert(from, count + 1);
+            Stranger { crowd: self.clone(), from }
+        })
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let mut crowd = self.crowd.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match crowd.get_mut(&self.from) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(crowd.remove(&self.from)),
         }
     }
 }
@@ -46,19 +82,18 @@ impl Doorman {
 /// The connections that come to the listener.
 pub(super) fn incoming(
     listener: std::net::TcpListener,
-    limit: usize,
-    handshake_timeout: Duration,
+    rules: Rules,
 ) -> io::Result<ReceiverStream<io::Result<Connection>>> {
     let listener = TcpListener::from_std(listener)?;
     let (taken, connections) = mpsc::channel(TAKEN_LIMIT);
     tokio::spawn(async move {
-        let places = Arc::new(Semaphore::new(limit));
-        let doorman = Doorman::default();
+        let limit = rules.limit;
+        let (places, crowd) = (Arc::new(Semaphore::new(limit)), Crowd::default());
         while !taken.is_closed() {
             let (stream, from) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    doorman.warn(
+                    rules.doorman.warn(
                         OURSELVES,
                         format_args!(
                             "cannot take a connection ({error}): trying again; raise ulimit -n if it persists"
@@ -72,15 +107,32 @@ pub(super) fn incoming(
                 let what = format_args!(
                     "closing a connection from {from}: the service has {limit}, as many as it takes"
                 );
-                doorman.warn(from.ip(), what);
+                rules.doorman.warn(from.ip(), what);
+                continue;
+            };
+            let Some(stranger) = crowd.enter(from.ip(), limit.div_ceil(2)) else {
+                let what = format_args!(
+                    "closing a connection from {from}: as many from there have not shown who they are as may be"
+                );
+                rules.doorman.warn(from.ip(), what);
                 continue;
             };
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%from, %error, "small messages may be delayed on this connection");
             }
-            let deadline = Box::pin(tokio::time::sleep(handshake_timeout));
-            let preface = Preface { from, seen: 0, deadline, doorman: doorman.clone(), _place: place };
-            if taken.send(Ok(Connection::new(stream, preface))).await.is_err() {
+            let preface = Preface {
+                from,
+                seen: 0,
+                deadline: Box::pin(tokio::time::sleep(rules.handshake_timeout)),
+                doorman: rules.doorman.clone(),
+                known: Arc::default(),
+                needs_token: rules.credentials.has_token(),
+                stranger: Some(stranger),
+                _place: place,
+            };
+            if rules.credentials.tls().is_some() {
+                tokio::spawn(shake_hands(stream, preface, rules.credentials.clone(), taken.clone()));
+            } else if taken.send(Ok(Connection::new(Wire::Plain(stream), preface))).await.is_err() {
                 return;
             }
         }
@@ -88,13 +140,40 @@ pub(super) fn incoming(
     Ok(ReceiverStream::new(connections))
 }
 
-/// Waits for the preface of HTTP/2.
+/// The handshake of TLS, within the time that a stranger has.
+async fn shake_hands(
+    stream: TcpStream,
+    mut preface: Preface,
+    credentials: Credentials,
+    taken: mpsc::Sender<io::Result<Connection>>,
+) {
+    let Some(tls) = credentials.tls() else { return };
+    let from = preface.from;
+    let doorman = preface.doorman.clone();
+    let shaken = tokio::select! {
+        shaken = tls.accept(stream) => shaken,
+        () = &mut preface.deadline => Err(io::Error::new(io::ErrorKind::TimedOut, "it stayed silent")),
+    };
+    match shaken {
+        // Without a receiver the service has ended.
+        Ok(stream) => drop(taken.send(Ok(Connection::new(Wire::Tls(Box::new(stream)), preface))).await),
+        Err(error) => {
+            doorman.warn(from.ip(), format_args!("closing a connection from {from}: {}", tls::words(&error)))
+        }
+    }
+}
+
+/// Waits for the preface of HTTP/2, and for a call with the token where there is one.
 pub(super) struct Preface {
     from: SocketAddr,
     /// Bytes of it seen so far.
     seen: usize,
     deadline: Pin<Box<Sleep>>,
     doorman: Doorman,
+    known: Arc<AtomicBool>,
+    needs_token: bool,
+    /// Until it has shown all.
+    stranger: Option<Stranger>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -108,28 +187,43 @@ impl Inspect for Preface {
                 self.from.ip(),
                 format_args!(
                     "closing a connection from {} that does not speak HTTP/2 (it begins with {shown:?}): this port \
-                     is the coordination service",
-                    self.from
+                     is the coordination service{}",
+                    self.from,
+                    if bytes.first() == Some(&TLS_RECORD) {
+                        ", without TLS: give it certificates (RINGWAY_TLS_CERT), or take them from its clients"
+                    } else {
+                        ""
+                    }
                 ),
             );
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not HTTP/2"));
         }
         self.seen += count;
-        Ok(self.seen == PREFACE.len())
+        let is_spoken = self.seen == PREFACE.len();
+        if is_spoken && !self.needs_token {
+            self.known.store(true, Ordering::Relaxed);
+        }
+        let enough = is_spoken && self.known.load(Ordering::Relaxed);
+        if enough {
+            self.stranger = None;
+        }
+        Ok(enough)
     }
 
     fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         ready!(self.deadline.as_mut().poll(cx));
+        let what = if self.seen == PREFACE.len() { "made no call with the token" } else { "stayed silent" };
         self.doorman
-            .warn(self.from.ip(), format_args!("closing a connection from {} that stayed silent", self.from));
+            .warn(self.from.ip(), format_args!("closing a connection from {} that {what}", self.from));
         Poll::Ready(io::ErrorKind::TimedOut.into())
     }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = SocketAddr;
+    type ConnectInfo = Caller;
 
-    fn connect_info(&self) -> SocketAddr {
-        self.inspector().from
+    fn connect_info(&self) -> Caller {
+        let preface = self.inspector();
+        Caller { from: preface.from, known: preface.known.clone() }
     }
 }

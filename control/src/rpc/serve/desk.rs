@@ -178,14 +178,8 @@ pub(super) struct Files {
 
 impl Files {
     /// Nobody waits yet.
-    pub(super) fn new(population: Arc<Population>, agents: &[(TaskId, String)]) -> Files {
-        Files {
-            callers: HashMap::new(),
-            streams: HashMap::new(),
-            sweep_at: SWEEP_FROM,
-            population,
-            pusher: Pusher::new(agents),
-        }
+    pub(super) fn new(population: Arc<Population>, pusher: Pusher) -> Files {
+        Files { callers: HashMap::new(), streams: HashMap::new(), sweep_at: SWEEP_FROM, population, pusher }
     }
 
     /// Forgets callers and streams that have gone: the coordinator does not name them again. Each look is paid for by as many

@@ -1,5 +1,5 @@
-//! The coordination service behind a port: TensorFlow's dialect and our session setup, over HTTP/2 in the clear; and the
-//! master, where the process is a task of a described cluster.
+//! The coordination service behind a port: TensorFlow's dialect and our session setup, over HTTP/2, in TLS where there
+//! are certificates; and the master, where the process is a task of a described cluster.
 //!
 //! A [`Server`] lives in the process of a launcher, of rank 0, or of `ringway serve`. It has one thread.
 
@@ -32,18 +32,21 @@ use ringway_proto::xla::coordination::coordination_service_server::CoordinationS
 use ringway_topology::{Incarnation, TaskId};
 use tokio::sync::{mpsc, oneshot};
 use tonic::codec::CompressionEncoding;
-use tonic::service::Routes;
+use tonic::service::{InterceptorLayer, Routes};
 
-use self::accept::incoming;
+use self::accept::{Rules, incoming};
 use self::coordination::Coordination;
 use self::counter::{Counter, Ways};
 use self::desk::{Desk, Files, Population};
 use self::office::{Office, stand};
+use self::push::Pusher;
 use self::session::Session;
 use self::status::StatusDesk;
 use self::xla::XlaCoordination;
 use super::MESSAGE_LIMIT_BYTES;
+use super::credentials::{Credentials, Doorman, Gate};
 use super::driver::{Clock, INBOX_LIMIT, drive};
+use super::tls::TlsError;
 use crate::core::coordination::preemption::time_text;
 use crate::core::coordination::request::Event;
 use crate::core::coordination::{Coordinator, CoordinatorConfig};
@@ -55,6 +58,8 @@ use crate::window::{self, WindowConfig};
 const BACKLOG: u32 = 4096;
 /// Streams of one connection that are open at once. Each call that waits is one.
 const STREAMS_LIMIT: u32 = 4096;
+/// Longest headers of a call.
+const HEADERS_LIMIT_BYTES: u32 = 16 << 10;
 /// Threads that serve connections where tensors come and go on them.
 pub const MOUNTED_THREADS: usize = 4;
 /// What a client may send before it is told to go on, where tensors come.
@@ -85,6 +90,10 @@ pub struct ServerConfig {
     pub xla_heartbeat_limit: Duration,
     /// Where what must outlive the process is kept.
     pub keep: Keep,
+    /// What callers must show, and what this side shows to agents with servers of their own.
+    pub credentials: Credentials,
+    /// Whether to listen beyond this host without credentials.
+    pub insecure: bool,
     /// Agents that run servers of their own, at "host:port", and want errors pushed there. TensorFlow's do.
     pub agents: Vec<(TaskId, String)>,
     /// What the process shows of the service without gRPC.
@@ -103,6 +112,8 @@ impl ServerConfig {
             handshake_timeout: Duration::from_secs(10),
             xla_heartbeat_limit: XLA_HEARTBEAT_LIMIT,
             keep: Keep::Nowhere,
+            credentials: Credentials::default(),
+            insecure: false,
             agents: Vec::new(),
             window: WindowConfig::default(),
         }
@@ -125,6 +136,8 @@ pub enum Keep {
     Etcd {
         /// Where etcd is.
         address: EtcdAddress,
+        /// What it is shown, and must show.
+        credentials: Credentials,
         /// A leader that is gone for so long is replaced; in whole seconds.
         lease: Duration,
         /// Where tasks and other candidates find this one, as "host:port".
@@ -170,6 +183,19 @@ pub enum ServeError {
         /// Where it was to be.
         address: SocketAddr,
     },
+    /// Everybody could take part.
+    #[error(
+        "not serving at {address}: whoever reaches that port could take part in the job. Give it a token (RINGWAY_TOKEN, or \
+         RINGWAY_TOKEN_FILE on a file system that all hosts share), or certificates (RINGWAY_TLS_CERT, RINGWAY_TLS_KEY, \
+         RINGWAY_TLS_CA); on a network that only the job's users reach, --insecure or RINGWAY_INSECURE=1 will do"
+    )]
+    Open {
+        /// Where it was to be.
+        address: SocketAddr,
+    },
+    /// The files of TLS cannot be used.
+    #[error("{0}")]
+    Tls(Box<TlsError>),
     /// The system refused otherwise.
     #[error("cannot serve at {address}: {source}")]
     System {
@@ -178,6 +204,12 @@ pub enum ServeError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+impl From<TlsError> for ServeError {
+    fn from(error: TlsError) -> ServeError {
+        ServeError::Tls(Box::new(error))
+    }
 }
 
 impl ServeError {
@@ -221,7 +253,12 @@ impl Server {
         config: ServerConfig,
         mounted: Option<Routes>,
     ) -> Result<Server, ServeError> {
+        if !bind.ip().is_loopback() && config.credentials.is_empty() && !config.insecure {
+            return Err(ServeError::Open { address: bind });
+        }
         let fault = |source| ServeError::new(bind, source);
+        let doorman = Doorman::default();
+        let gate = Gate::new(&config.credentials, doorman.clone()).map_err(fault)?;
         let mut runtime = match mounted {
             None => tokio::runtime::Builder::new_current_thread(),
             Some(_) => tokio::runtime::Builder::new_multi_thread(),
@@ -237,7 +274,7 @@ impl Server {
         let (incarnation, counted) = (config.incarnation, population.clone());
         let (told, tells) = mpsc::unbounded_channel();
         let thread = std::thread::Builder::new().name("ringway-coord".to_owned()).spawn(move || {
-            runtime.block_on(serve(listener, config, mounted, counted, tells, stopped));
+            runtime.block_on(serve(listener, config, (mounted, gate, doorman), counted, tells, stopped));
         });
         let thread = Some(thread.map_err(fault)?);
         Ok(Server { address, incarnation, population, told, stop: Some(stop), thread })
@@ -339,9 +376,9 @@ fn open_counter(
             let office = Office { store, name, config: durable, counter: counter.clone(), files };
             Ok((counter, Some((retire, tokio::spawn(stand(office, retiring))))))
         }
-        Keep::Etcd { address, lease, advertise, .. } => {
+        Keep::Etcd { address, credentials, lease, advertise, .. } => {
             let (counter, name) = (Arc::new(Counter::closed()), advertise.clone());
-            let store = EtcdStore::new(address.clone(), *lease)?;
+            let store = EtcdStore::new(address.clone(), *lease, credentials)?;
             let mut durable = durable;
             durable.limits.value_bytes = durable.limits.value_bytes.min(VALUE_LIMIT_BYTES);
             let office = Office { store, name, config: durable, counter: counter.clone(), files };
@@ -369,23 +406,31 @@ async fn let_go(standing: Option<Standing>, counter: &Counter) {
     }
 }
 
+/// What is asked of those who come.
+fn rules(config: &ServerConfig, doorman: Doorman) -> Rules {
+    Rules {
+        limit: config.connections_limit,
+        handshake_timeout: config.handshake_timeout,
+        credentials: config.credentials.clone(),
+        doorman,
+    }
+}
+
 async fn serve(
     listener: TcpListener,
     config: ServerConfig,
-    mounted: Option<Routes>,
+    (mounted, gate, doorman): (Option<Routes>, Gate, Doorman),
     population: Arc<Population>,
     mut tells: mpsc::UnboundedReceiver<Event>,
     stopped: oneshot::Receiver<()>,
 ) {
     let address = listener.local_addr().map_or_else(|_| String::new(), |address| address.to_string());
-    let connections = match incoming(listener, config.connections_limit, config.handshake_timeout) {
+    let connections = match incoming(listener, rules(&config, doorman)) {
         Ok(connections) => connections,
         Err(error) => return tracing::error!(%error, "the coordination service cannot take connections"),
     };
-    let files = {
-        let agents = config.agents.clone();
-        Arc::new(move || Files::new(population.clone(), &agents))
-    };
+    let (agents, shown) = (config.agents.clone(), config.credentials.clone());
+    let files = Arc::new(move || Files::new(population.clone(), Pusher::new(&agents, shown.clone())));
     let (counter, mut standing) = match open_counter(&config, files) {
         Ok(opened) => opened,
         Err(error) => return tracing::error!("the coordination service cannot keep its state: {error}"),
@@ -418,8 +463,10 @@ async fn serve(
         .max_concurrent_streams(STREAMS_LIMIT)
         .initial_stream_window_size(window)
         .initial_connection_window_size(window)
+        .http2_max_header_list_size(Some(HEADERS_LIMIT_BYTES))
         .http2_keepalive_interval(Some(KEEPALIVE_EVERY))
         .http2_keepalive_timeout(Some(KEEPALIVE_LIMIT))
+        .layer(InterceptorLayer::new(gate))
         .add_routes(routes)
         .add_service(coordination)
         .add_service(xla)

@@ -10,6 +10,7 @@ use tonic::transport::Endpoint;
 
 use crate::core::coordination::errors::Refusal;
 use crate::rpc::convert;
+use crate::rpc::credentials::Credentials;
 
 /// An agent that cannot be told within this time is not told: its own heartbeats will say the rest.
 const PUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -17,12 +18,13 @@ const PUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// The agents to tell.
 pub(super) struct Pusher {
     agents: HashMap<TaskId, String>,
+    credentials: Credentials,
 }
 
 impl Pusher {
     /// Agents, each at its "host:port".
-    pub(super) fn new(agents: &[(TaskId, String)]) -> Self {
-        Pusher { agents: agents.iter().cloned().collect() }
+    pub(super) fn new(agents: &[(TaskId, String)], credentials: Credentials) -> Self {
+        Pusher { agents: agents.iter().cloned().collect(), credentials }
     }
 
     /// Tells the agent of a task of an error, if it has a server.
@@ -34,18 +36,22 @@ impl Pusher {
             error_payload: Some(convert::error_payload(error)),
             ..ReportErrorToTaskRequest::default()
         };
-        let task = to.clone();
+        let (task, credentials) = (to.clone(), self.credentials.clone());
         tokio::spawn(async move {
-            if let Err(error) = tell(&address, request).await {
+            if let Err(error) = tell(&address, &credentials, request).await {
                 tracing::warn!(%task, %address, %error, "cannot tell an agent of the failure of another");
             }
         });
     }
 }
 
-async fn tell(address: &str, request: ReportErrorToTaskRequest) -> Result<(), Box<dyn std::error::Error>> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))?.connect_timeout(PUSH_TIMEOUT);
-    let channel = endpoint.timeout(PUSH_TIMEOUT).connect().await?;
-    CoordinationServiceClient::new(channel).report_error_to_task(request).await?;
+async fn tell(
+    address: &str,
+    credentials: &Credentials,
+    request: ReportErrorToTaskRequest,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))?.timeout(PUSH_TIMEOUT);
+    let channel = endpoint.connect_with_connector(credentials.connector(address, PUSH_TIMEOUT)).await?;
+    CoordinationServiceClient::new(credentials.on(channel)).report_error_to_task(request).await?;
     Ok(())
 }

@@ -29,7 +29,7 @@ impl Session {
 }
 
 /// Random bytes that nobody can guess.
-pub(super) fn fresh_secret() -> Result<[u8; 16], Status> {
+pub(super) fn fresh_secret() -> Result<[u8; 32], Status> {
     random::bytes().map_err(|error| Status::internal(format!("the system gives no random bytes: {error}")))
 }
 

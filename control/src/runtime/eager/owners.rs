@@ -15,12 +15,12 @@ use ringway_proto::tensorflow::eager::operation::{Input, input};
 use ringway_proto::tensorflow::eager::queue_item::Item;
 use ringway_proto::tensorflow::eager::{EnqueueRequest, Operation, QueueItem, RemoteTensorHandle};
 use ringway_proto::tensorflow::{AttrValue, DataType, DeviceAttributes};
-use tonic::transport::Channel;
 
 use crate::core::graph::DeviceName;
 use crate::kernels::{OpError, Slot};
 use crate::random::incarnation;
 use crate::rpc::TENSOR_MESSAGE_LIMIT_BYTES;
+use crate::rpc::credentials::SecureChannel;
 use crate::runtime::worker::away::{Away, Elsewhere, Given, Use};
 use crate::runtime::worker::peers::lost;
 use crate::runtime::worker::{Exchange, Step, Worker};
@@ -231,7 +231,11 @@ impl<'a> Request<'a> {
 }
 
 /// Gives up what a request left that failed on its way; those that it did not come to are not there.
-async fn give_up(mut client: EagerServiceClient<Channel>, context_id: u64, left: Vec<RemoteTensorHandle>) {
+async fn give_up(
+    mut client: EagerServiceClient<SecureChannel>,
+    context_id: u64,
+    left: Vec<RemoteTensorHandle>,
+) {
     for handle in left {
         let _ = client.enqueue(request(context_id, vec![Item::HandleToDecref(handle)])).await;
     }

@@ -11,6 +11,7 @@ use crate::core::graph::DeviceName;
 use crate::core::master::MasterError;
 use crate::core::master::step::Failure;
 use crate::rpc::client::worker::WorkerClient;
+use crate::rpc::credentials::Credentials;
 
 /// Tasks of one cluster.
 pub const TASKS_LIMIT: usize = 1 << 16;
@@ -31,12 +32,17 @@ pub struct ClusterTask {
 }
 
 impl ClusterTask {
-    /// A task whose worker is at "host:port".
+    /// A task whose worker is at "host:port", reached with these credentials.
     ///
     /// # Errors
     /// [`MasterError::Cluster`] when that is no address.
-    pub fn remote(job: &str, index: u32, address: &str) -> Result<ClusterTask, MasterError> {
-        let client = WorkerClient::new(address)
+    pub fn remote(
+        job: &str,
+        index: u32,
+        address: &str,
+        credentials: &Credentials,
+    ) -> Result<ClusterTask, MasterError> {
+        let client = WorkerClient::new(address, credentials)
             .map_err(|error| MasterError::Cluster(format!("task {index} of {job}: '{address}': {error}")))?;
         Ok(ClusterTask { job: job.to_owned(), index, port: Arc::new(client) })
     }
@@ -117,9 +123,10 @@ pub(super) fn members(
     config: &tf::ConfigProto,
     known: &[ClusterTask],
     own: (&str, u32),
+    credentials: &Credentials,
 ) -> Result<Vec<Member>, MasterError> {
     let given = match &config.cluster_def {
-        Some(cluster) if !cluster.job.is_empty() => given(cluster, known)?,
+        Some(cluster) if !cluster.job.is_empty() => given(cluster, known, credentials)?,
         _ => known.to_vec(),
     };
     let mut filters = Vec::new();
@@ -139,7 +146,11 @@ pub(super) fn members(
 }
 
 /// The tasks of a cluster that a client describes. A task of this process stays in it.
-fn given(cluster: &tf::ClusterDef, known: &[ClusterTask]) -> Result<Vec<ClusterTask>, MasterError> {
+fn given(
+    cluster: &tf::ClusterDef,
+    known: &[ClusterTask],
+    credentials: &Credentials,
+) -> Result<Vec<ClusterTask>, MasterError> {
     let mut tasks = Vec::new();
     for job in &cluster.job {
         for (index, address) in &job.tasks {
@@ -148,7 +159,7 @@ fn given(cluster: &tf::ClusterDef, known: &[ClusterTask]) -> Result<Vec<ClusterT
             let there = known.iter().find(|task| task.job == job.name && task.index == index);
             tasks.push(match there {
                 Some(task) => task.clone(),
-                None => ClusterTask::remote(&job.name, index, address)?,
+                None => ClusterTask::remote(&job.name, index, address, credentials)?,
             });
             if tasks.len() > TASKS_LIMIT {
                 return Err(MasterError::TooMany { what: "tasks", limit: TASKS_LIMIT });

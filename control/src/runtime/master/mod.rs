@@ -29,6 +29,7 @@ use self::steps::{CleanUp, Run, Share, StepOptions, step_id};
 use crate::core::master::leases::Leases;
 use crate::core::master::{Devices, MasterError, Signature};
 use crate::core::time::Time;
+use crate::rpc::credentials::Credentials;
 
 /// How long a worker that does not answer is given before it is asked again.
 const RETRY: Duration = Duration::from_millis(250);
@@ -48,6 +49,8 @@ pub struct MasterConfig {
     pub tasks: Vec<ClusterTask>,
     /// This life of the master; drawn at random by the caller.
     pub incarnation: u64,
+    /// What workers are shown, and must show.
+    pub credentials: Credentials,
     /// A session that nobody uses for so long is closed.
     pub session_lease: Option<Duration>,
     /// How long a session waits for all its workers to be there.
@@ -63,6 +66,7 @@ impl MasterConfig {
             task,
             tasks,
             incarnation: crate::random::incarnation().0,
+            credentials: Credentials::default(),
             session_lease: Some(Duration::from_secs(24 * 3600)),
             workers_timeout: Duration::from_secs(300),
         }
@@ -160,7 +164,7 @@ impl Master {
         self.watch_leases();
         let config = request.config.unwrap_or_default();
         let own = (self.0.config.job.as_str(), self.0.config.task);
-        let members = members(&config, &self.0.config.tasks, own)?;
+        let members = members(&config, &self.0.config.tasks, own, &self.0.config.credentials)?;
         let devices = self.devices_of(&members, &config).await?;
         let default_task =
             members.iter().position(|member| (member.task.job.as_str(), member.task.index) == own);
@@ -337,7 +341,7 @@ impl Master {
         join_all(ended.iter().map(|(_, session)| session.end())).await;
         let config = tf::ConfigProto { device_filters: request.device_filters, ..tf::ConfigProto::default() };
         let own = (self.0.config.job.as_str(), self.0.config.task);
-        let members = members(&config, &self.0.config.tasks, own)?;
+        let members = members(&config, &self.0.config.tasks, own, &self.0.config.credentials)?;
         let calls = members.iter().map(|member| {
             let call = member.port().clean_up_all(request.container.clone());
             async move { within(STATUS_LIMIT, call).await.map_err(|why| session::by(member, why)) }

@@ -201,7 +201,17 @@ struct Work {
 }
 
 /// Opens a member's own end of a group's data plane.
-pub type OpenEndpoint = Box<dyn Fn() -> Result<(Box<dyn Transport>, DataPlaneTask), String> + Send + Sync>;
+pub type OpenEndpoint = Box<dyn Fn() -> Result<OwnEnd, String> + Send + Sync>;
+
+/// A member's own end of a group's data plane.
+pub struct OwnEnd {
+    /// What it moves data with.
+    pub transport: Box<dyn Transport>,
+    /// What the other members learn of it.
+    pub card: DataPlaneTask,
+    /// Lets another member prove itself, known by its card; `false` when that holds no secret.
+    pub admit: Box<dyn Fn(&DataPlaneTask) -> bool + Send>,
+}
 
 /// The groups that this task is in.
 pub struct Collectives {
@@ -484,7 +494,7 @@ impl Driver {
     /// The members find each other. Their devices, by rank.
     fn meet(&self) -> Result<(Communicator, Vec<String>), OpError> {
         let unavailable = |why: String| OpError::new(Code::Unavailable, why);
-        let (mut transport, card) = (self.open)().map_err(unavailable)?;
+        let OwnEnd { mut transport, card, admit } = (self.open)().map_err(unavailable)?;
         let described = hex(&card.encode_to_vec());
         let mut device = self.worker.devices().swap_remove(0);
         device.physical_device_desc = format!("{DESCRIPTION}{described}");
@@ -510,6 +520,9 @@ impl Driver {
             if device.name == me {
                 my_rank = Some(rank);
             } else {
+                if !admit(&task) {
+                    return Err(unavailable(format!("{} does not say its secret", device.name)));
+                }
                 let address = Address(task.address.clone());
                 transport.connect(Peer(rank), &address).map_err(|error| {
                     unavailable(format!("{} on {} is not reached: {error}", device.name, task.host))

@@ -38,6 +38,7 @@ pub use step::{Exchange, Step};
 use crate::core::graph::DeviceName;
 use crate::kernels::{OpError, Resources};
 use crate::random::incarnation;
+use crate::rpc::credentials::Credentials;
 use collectives::{Collectives, OpenEndpoint};
 use groups::Groups;
 use peers::Peers;
@@ -54,6 +55,8 @@ pub struct WorkerConfig {
     pub task: u32,
     /// Where all tasks are: `/job:worker/replica:0/task:1` to `host:port`.
     pub addresses: HashMap<String, String>,
+    /// What other tasks are shown, and must show.
+    pub credentials: Credentials,
     /// Threads that kernels run on; 0 for as many as this process may use processors.
     pub threads: usize,
     /// How it meets other tasks on the data plane.
@@ -131,7 +134,7 @@ impl Worker {
         let device = DeviceName::cpu(&config.job, config.task);
         let resources = Arc::new(Resources::new(&config.job));
         let plane = Arc::new(config.plane);
-        let peers = Peers::new(plane.clone(), runtime.handle().clone(), config.addresses);
+        let peers = Peers::new(plane.clone(), runtime.handle().clone(), config.addresses, config.credentials);
         let shared = Shared {
             legacy: Arc::new(Session::new("", (String::new(), 0), resources.clone())),
             job: config.job,
@@ -223,7 +226,10 @@ impl Worker {
     }
 
     /// The way to a task, for calls of any service.
-    pub(in crate::runtime) fn channel(&self, task: &str) -> Result<tonic::transport::Channel, OpError> {
+    pub(in crate::runtime) fn channel(
+        &self,
+        task: &str,
+    ) -> Result<crate::rpc::credentials::SecureChannel, OpError> {
         Ok(self.shared.peers.find(task)?.channel.clone())
     }
 

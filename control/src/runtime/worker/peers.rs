@@ -14,7 +14,7 @@ use ringway_dataplane::rendezvous::{Key, Rendezvous, RendezvousError, Source, St
 use ringway_proto::tensorflow as wire;
 use ringway_proto::tensorflow::worker_service_client::WorkerServiceClient;
 use tokio::sync::watch;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 
 use super::convert::{op_error, rendezvous_error};
@@ -22,6 +22,7 @@ use super::step::Received;
 use super::trace::Transfers;
 use crate::kernels::OpError;
 use crate::rpc::TENSOR_MESSAGE_LIMIT_BYTES;
+use crate::rpc::credentials::{Credentials, SecureChannel};
 use crate::tensor::Tensor;
 use crate::tensor::travel::Arrived;
 
@@ -69,8 +70,8 @@ impl Counted {
 pub(super) struct Peer {
     /// `/job:worker/replica:0/task:1`.
     pub(super) name: String,
-    pub(super) channel: Channel,
-    pub(super) client: WorkerServiceClient<Channel>,
+    pub(super) channel: SecureChannel,
+    pub(super) client: WorkerServiceClient<SecureChannel>,
     /// Where it is on the data plane, once that is known, and in which life of its device: that in the keys of its tensors.
     source: Mutex<Option<(Source, u64)>>,
 }
@@ -99,6 +100,7 @@ pub(super) struct Wanted {
 pub(super) struct Peers {
     plane: Arc<DataPlane>,
     runtime: tokio::runtime::Handle,
+    credentials: Credentials,
     addresses: Mutex<HashMap<String, String>>,
     known: Mutex<HashMap<String, Arc<Peer>>>,
     pub(super) by_grpc: Counted,
@@ -110,9 +112,18 @@ impl Peers {
         plane: Arc<DataPlane>,
         runtime: tokio::runtime::Handle,
         addresses: HashMap<String, String>,
+        credentials: Credentials,
     ) -> Peers {
         let (addresses, known) = (Mutex::new(addresses), Mutex::default());
-        Peers { plane, runtime, addresses, known, by_grpc: Counted::default(), transfers: Arc::default() }
+        Peers {
+            plane,
+            runtime,
+            credentials,
+            addresses,
+            known,
+            by_grpc: Counted::default(),
+            transfers: Arc::default(),
+        }
     }
 
     /// Learns where tasks are; a task that has moved is another one.
@@ -147,15 +158,13 @@ impl Peers {
         })?;
         let wrong = |error| OpError::invalid(format!("{name} is at {address}, which is no address: {error}"));
         let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(wrong)?;
-        let endpoint = endpoint
-            .connect_timeout(CONNECT_LIMIT)
-            .tcp_nodelay(true)
-            .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES);
+        let endpoint =
+            endpoint.initial_stream_window_size(WINDOW_BYTES).initial_connection_window_size(WINDOW_BYTES);
         let channel = {
             let _inside = self.runtime.enter();
-            endpoint.connect_lazy()
+            endpoint.connect_with_connector_lazy(self.credentials.connector(&address, CONNECT_LIMIT))
         };
+        let channel = self.credentials.on(channel);
         let client = WorkerServiceClient::new(channel.clone())
             .max_decoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES)
             .max_encoding_message_size(TENSOR_MESSAGE_LIMIT_BYTES);

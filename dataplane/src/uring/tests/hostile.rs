@@ -2,6 +2,7 @@
 
 use super::{DEADLINE, completion, config, filled, pair, tag, until};
 use crate::memory::Pool;
+use crate::transport::authentication::{Key, Keyring, NONCE_BYTES, Nonce, Proof};
 use crate::transport::matching::{Frame, Kind};
 use crate::transport::{CauseKind, Event, Note, Op, OpError, OpId, Peer, PostError, Stamp, Transport};
 use crate::uring::device::Published;
@@ -52,13 +53,12 @@ fn read_to_end(t: &mut TcpTransport, stream: &mut TcpStream) -> Vec<u8> {
 
 fn hello(t: &Config) -> Identity {
     Identity {
-        token: t.token,
         from: 1,
         to: t.me,
         from_incarnation: 101,
         to_incarnation: t.incarnation,
         host: t.host,
-        nonce: 5,
+        nonce: [5; NONCE_BYTES],
         channel: 0,
         eager_bytes: 64 << 10,
         window_units: 1000,
@@ -77,13 +77,54 @@ fn with_puppet() -> (TcpTransport, TcpStream) {
     };
     t.connect(Peer(1), &published.encode()).unwrap();
     let mut stream = TcpStream::connect(at(&t)).unwrap();
-    stream.write_all(&Greeting::Hello(hello(&t.config)).encode()).unwrap();
-    stream.set_nonblocking(true).unwrap();
-    let mut welcome = [0; GREETING_BYTES];
-    poll_until(&mut t, |_, _| stream.read(&mut welcome).is_ok_and(|n| n == GREETING_BYTES));
-    assert!(matches!(Greeting::decode(&welcome), Ok(Greeting::Welcome(id)) if id.nonce == 5 && id.to == 1));
-    stream.set_nonblocking(false).unwrap();
+    let nonce = challenge(&mut t, &mut stream);
+    let (right, proof) = proven(hello(&t.config), &nonce);
+    stream.write_all(&Greeting::Hello(right, proof).encode()).unwrap();
+    match greeting(&mut t, &mut stream) {
+        Greeting::Welcome(id, theirs) => {
+            assert_eq!((id.from, id.to), (0, 1));
+            assert!(id.is_listener(&key(), &proof, &theirs));
+        }
+        other => panic!("{other:?}"),
+    }
     (t, stream)
+}
+
+/// That of all here.
+fn key() -> Key {
+    Key::new([9; 32])
+}
+
+fn proven(id: Identity, challenge: &Nonce) -> (Identity, Proof) {
+    (id, id.prove_dialler(&key(), challenge))
+}
+
+/// The next greeting that `t` says.
+fn greeting(t: &mut TcpTransport, stream: &mut TcpStream) -> Greeting {
+    stream.set_nonblocking(true).unwrap();
+    let mut bytes = [0; GREETING_BYTES];
+    poll_until(t, |_, _| stream.read(&mut bytes).is_ok_and(|n| n == GREETING_BYTES));
+    stream.set_nonblocking(false).unwrap();
+    Greeting::decode(&bytes).unwrap()
+}
+
+fn challenge(t: &mut TcpTransport, stream: &mut TcpStream) -> Nonce {
+    match greeting(t, stream) {
+        Greeting::Challenge(nonce) => nonce,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What `t` answers to a hello, after which it closes.
+fn answer_to(t: &mut TcpTransport, make: impl FnOnce(&Nonce) -> Greeting) -> Greeting {
+    let mut stream = TcpStream::connect(at(t)).unwrap();
+    let bytes = make(&challenge(t, &mut stream)).encode();
+    // In two pieces, as a slow network would.
+    stream.write_all(&bytes[..50]).unwrap();
+    t.poll(&mut Vec::new());
+    stream.write_all(&bytes[50..]).unwrap();
+    let answer = read_to_end(t, &mut stream);
+    Greeting::decode(answer.first_chunk().unwrap()).unwrap()
 }
 
 #[test]
@@ -94,24 +135,23 @@ fn strangers_are_turned_away_and_harm_nobody() {
     for words in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0x16, 3, 1, 2, 0], &[0; 500], b"RWAX"] {
         let mut stream = TcpStream::connect(at(&t)).unwrap();
         stream.write_all(words).unwrap();
-        assert_eq!(read_to_end(&mut t, &mut stream), b"");
+        let said = read_to_end(&mut t, &mut stream);
+        // A1
+        assert!(matches!(Greeting::decode(said.first_chunk().unwrap()), Ok(Greeting::Challenge(_))));
+        assert_eq!(said.len(), GREETING_BYTES);
     }
     let right = hello(&t.config);
     let cases = [
-        (Identity { token: [8; 16], ..right }, Refusal::Token),
         (Identity { to: 7, ..right }, Refusal::Peer),
         (Identity { to_incarnation: 1, ..right }, Refusal::Incarnation),
         (right, Refusal::NotYet),
     ];
     for (id, why) in cases {
-        let mut stream = TcpStream::connect(at(&t)).unwrap();
-        // In two pieces, as a slow network would.
-        let bytes = Greeting::Hello(id).encode();
-        stream.write_all(&bytes[..50]).unwrap();
-        t.poll(&mut Vec::new());
-        stream.write_all(&bytes[50..]).unwrap();
-        let answer = read_to_end(&mut t, &mut stream);
-        assert_eq!(answer, Greeting::Refuse(Ok(why)).encode());
+        let answer = answer_to(&mut t, |nonce| {
+            let (id, proof) = proven(id, nonce);
+            Greeting::Hello(id, proof)
+        });
+        assert_eq!(answer, Greeting::Refuse(Ok(why)));
     }
     // The silent ones are still there, and a peer gets through all the same.
     let mut peer = TcpTransport::new(config(1, "127.0.0.1", DriverChoice::Epoll)).unwrap();
@@ -123,10 +163,127 @@ fn strangers_are_turned_away_and_harm_nobody() {
 }
 
 #[test]
+fn only_a_fresh_proof_of_the_right_key_is_taken() {
+    // C2, A1 to A3: and whoever is up stays up.
+    let (mut t, mut member) = with_puppet();
+    let recorded = {
+        let mut stream = TcpStream::connect(at(&t)).unwrap();
+        let nonce = challenge(&mut t, &mut stream);
+        proven(hello(&t.config), &nonce)
+    };
+    let right = hello(&t.config);
+    let mirrored = Identity { from: 0, to: 1, from_incarnation: 100, to_incarnation: 101, ..right };
+    type Make = fn(Identity, &Nonce) -> (Identity, Proof);
+    let cases: [(Identity, Make, Refusal); 6] = [
+        (right, |id, nonce| (id, id.prove_dialler(&Key::new([8; 32]), nonce)), Refusal::Unproven),
+        (right, |id, _| (id, [0; 32]), Refusal::Unproven),
+        // What was proven is what is said.
+        (
+            right,
+            |id, nonce| (Identity { eager_bytes: 1 << 20, ..id }, proven(id, nonce).1),
+            Refusal::Unproven,
+        ),
+        // A listener's proof, and what this side itself would say to its peer.
+        (right, |id, _| (id, id.prove_listener(&key(), &[0; 32])), Refusal::Unproven),
+        (mirrored, proven, Refusal::Peer),
+        // A rank that has a connection already.
+        (right, proven, Refusal::Duplicate),
+    ];
+    for (id, make, why) in cases {
+        let answer = answer_to(&mut t, |nonce| {
+            let (id, proof) = make(id, nonce);
+            Greeting::Hello(id, proof)
+        });
+        assert_eq!(answer, Greeting::Refuse(Ok(why)));
+    }
+    let answer = answer_to(&mut t, |_| Greeting::Hello(recorded.0, recorded.1));
+    assert_eq!(answer, Greeting::Refuse(Ok(Refusal::Unproven)), "replayed");
+    // One that ends in the middle of its hello.
+    let mut cut = TcpStream::connect(at(&t)).unwrap();
+    cut.write_all(&Greeting::Hello(recorded.0, recorded.1).encode()[..100]).unwrap();
+    cut.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_to_end(&mut t, &mut cut).len(), GREETING_BYTES);
+    t.note(Peer(1), &Note::new(b"still there").unwrap()).unwrap();
+    member.set_nonblocking(true).unwrap();
+    let mut byte = [0];
+    poll_until(&mut t, |_, events| {
+        assert!(events.is_empty(), "{events:?}");
+        member.read(&mut byte).is_ok_and(|n| n == 1)
+    });
+}
+
+#[test]
+fn a_listener_without_the_key_is_not_believed() {
+    // A1: the dialler says nothing but its hello to it, and goes on trying until its deadline.
+    let of = |me| Config { connect_timeout_ms: 100, ..config(me, "127.0.0.1", DriverChoice::Epoll) };
+    let mut t = TcpTransport::new(of(0)).unwrap();
+    let puppet = TcpListener::bind("127.0.0.1:0").unwrap();
+    puppet.set_nonblocking(true).unwrap();
+    let at = vec![puppet.local_addr().unwrap()];
+    let published = Published { number: 1, incarnation: 101, host: t.config.host, at };
+    t.connect(Peer(1), &published.encode()).unwrap();
+    t.note(Peer(1), &Note::new(b"secret").unwrap()).unwrap();
+    let (mut taken, mut fooled) = (Vec::new(), false);
+    poll_until(&mut t, |_, events| {
+        if let Ok((stream, _)) = puppet.accept() {
+            stream.set_nonblocking(true).unwrap();
+            let mut stream = stream;
+            stream.write_all(&Greeting::Challenge([3; NONCE_BYTES]).encode()).unwrap();
+            taken.push(stream);
+        }
+        for stream in &mut taken {
+            let mut bytes = [0; 2 * GREETING_BYTES];
+            let Ok(n) = stream.read(&mut bytes) else { continue };
+            assert!(n <= GREETING_BYTES, "it spoke on before it was welcomed");
+            let Some(Ok(Greeting::Hello(id, proof))) = bytes.first_chunk().map(Greeting::decode) else {
+                continue;
+            };
+            let back = Identity {
+                from: 1,
+                to: 0,
+                from_incarnation: id.to_incarnation,
+                to_incarnation: id.from_incarnation,
+                ..id
+            };
+            // Its own proof back, which is all that one without the key has.
+            stream.write_all(&Greeting::Welcome(back, proof).encode()).unwrap();
+            fooled = true;
+        }
+        match &events[..] {
+            [Event::Lost { cause, .. }] => {
+                assert!(cause.evidence.contains("another process answered"), "{cause}");
+                true
+            }
+            _ => false,
+        }
+    });
+    assert!(fooled);
+}
+
+#[test]
+fn a_peer_may_be_admitted_after_it_was_introduced() {
+    // As in a group, whose secret comes with its membership.
+    let (keys, mut a) = (Keyring::default(), alone());
+    let of = Config { keys: keys.clone(), ..config(1, "127.0.0.1", DriverChoice::Epoll) };
+    let mut b = TcpTransport::new(of).unwrap();
+    a.connect(Peer(1), &b.address()).unwrap();
+    b.connect(Peer(0), &a.address()).unwrap();
+    a.note(Peer(1), &Note::new(b"hi").unwrap()).unwrap();
+    for _ in 0..100 {
+        let mut events = Vec::new();
+        a.poll(&mut events);
+        b.poll(&mut events);
+        assert!(events.is_empty(), "{events:?}");
+    }
+    keys.admit(100, key());
+    until(&mut a, &mut b, |_, y| matches!(y[..], [Event::Note { .. }]));
+}
+
+#[test]
 fn too_many_strangers_push_the_oldest_out() {
     // C3
     let mut t = alone();
-    let streams: Vec<TcpStream> = (0..super::super::MAX_STRANGERS + 1)
+    let streams: Vec<TcpStream> = (0..crate::uring::MAX_STRANGERS_PER_SOURCE + 1)
         .map(|_| {
             let stream = TcpStream::connect(at(&t)).unwrap();
             t.poll(&mut Vec::new());
@@ -135,9 +292,9 @@ fn too_many_strangers_push_the_oldest_out() {
         .collect();
     let mut first = &streams[0];
     first.set_nonblocking(true).unwrap();
-    let mut byte = [0];
+    let mut bytes = [0; 2 * GREETING_BYTES];
     poll_until(&mut t, |_, _| {
-        matches!(first.read(&mut byte), Ok(0)) || first.take_error().unwrap().is_some()
+        matches!(first.read(&mut bytes), Ok(0)) || first.take_error().unwrap().is_some()
     });
 }
 
@@ -244,7 +401,7 @@ fn another_job_and_another_incarnation_are_refused() {
     // C2
     type Change = fn(&mut Config);
     let changes: [(Change, &str); 2] =
-        [(|c| c.token = [1; 16], "another job"), (|c| c.incarnation = 7, "restarted")];
+        [(|c| c.keys = Keyring::of([1; 32]), "another job"), (|c| c.incarnation = 7, "restarted")];
     for (change, words) in changes {
         let mut a = alone();
         let mut other = config(1, "127.0.0.1", DriverChoice::Epoll);
