@@ -231,10 +231,11 @@ impl Outbox<Effect> for Files {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rpc::credentials::Credentials;
 
     #[test]
     fn who_has_gone_without_an_answer_is_not_kept() {
-        let mut files = Files::new(Arc::default(), &[]);
+        let mut files = Files::new(Arc::default(), Pusher::new(&[], Credentials::default()));
         let mut stays = Vec::new();
         for n in 0..10 * SWEEP_FROM as u64 {
             let (answer, answered) = oneshot::channel();
