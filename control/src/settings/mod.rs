@@ -240,18 +240,6 @@ impl Settings {
         Self::from_os_pairs(std::env::vars_os())
     }
 
-    /// Reads the settings from this process's environment and the options of its command line, which go before it.
-    ///
-    /// # Errors
-    /// As [`Settings::from_env`].
-    pub fn from_env_and(options: &[(&'static str, OsString)]) -> Result<Self, SettingsError> {
-        let is_given = |name: &OsString| options.iter().any(|(option, _)| name == option);
-        let environment = std::env::vars_os().filter(|(name, _)| !is_given(name));
-        Self::from_os_pairs(
-            environment.chain(options.iter().map(|(name, value)| (name.into(), value.clone()))),
-        )
-    }
-
     /// Reads the settings from name and value pairs; names that do not begin with `RINGWAY_` are passed over.
     ///
     /// # Errors

@@ -1,11 +1,12 @@
 //! The settings of who may take part: the token, and the files of TLS.
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
 
 use super::kind::{Kind, MAX_TOKEN_CHARS};
 use super::value::{self, Secret};
-use super::{Problem, Settings, Values};
+use super::{Problem, Settings, SettingsError, Values};
 
 /// Where certificates and keys are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +44,18 @@ impl Values<'_> {
 }
 
 impl Settings {
+    /// Reads the settings from this process's environment and the options of its command line, which go before it.
+    ///
+    /// # Errors
+    /// As [`Settings::from_env`].
+    pub fn from_env_and(options: &[(&'static str, OsString)]) -> Result<Self, SettingsError> {
+        let is_given = |name: &OsString| options.iter().any(|(option, _)| name == option);
+        let environment = std::env::vars_os().filter(|(name, _)| !is_given(name));
+        Self::from_os_pairs(
+            environment.chain(options.iter().map(|(name, value)| (name.into(), value.clone()))),
+        )
+    }
+
     /// What is wrong with these settings together. Reads the token where a file has it.
     pub(super) fn security_problems(&mut self) -> Vec<Problem> {
         let mut problems = Vec::new();
