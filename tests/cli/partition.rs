@@ -117,7 +117,9 @@ struct Running {
 
 impl Running {
     fn start(mut command: Command) -> Running {
-        let mut child = command.env("RINGWAY_HEARTBEAT_TIMEOUT_MS", HEARTBEAT_MS).spawn().expect("it starts");
+        // The service listens beyond its host, so whoever takes part says the job's token.
+        command.env("RINGWAY_TOKEN", "the-token-of-this-job").env("RINGWAY_HEARTBEAT_TIMEOUT_MS", HEARTBEAT_MS);
+        let mut child = command.spawn().expect("it starts");
         let (said, errors) = (lines(child.stdout.take().unwrap()), lines(child.stderr.take().unwrap()));
         Running { child, said, errors }
     }

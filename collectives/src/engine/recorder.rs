@@ -173,6 +173,13 @@ impl Recorder {
         })
     }
 
+    /// When the newest call ended, or began.
+    #[inline]
+    pub(super) fn newest(&self) -> Option<Instant> {
+        let at = if self.at == 0 { self.capacity } else { self.at } - 1;
+        self.ring.get(at).map(|kept| kept.ended.as_ref().map_or(kept.began, |(when, _)| *when))
+    }
+
     /// Notes that a message of a call has come, if it is the first of a long one (Y2).
     pub(super) fn message(&mut self, number: u64) {
         let wanted = |kept: &&mut Kept| kept.first_byte.is_none() && kept.bytes >= FIRST_BYTE_FROM;

@@ -9,6 +9,8 @@
 //!   else happens (a mismatch, a death, another thread, a long wait) is met by a run.
 //! - **A3** One call in [`AT_ONCE_IN_A_ROW`] goes the way of all calls, so that all else is looked at however busy a rank
 //!   is with small calls.
+//! - **A4** So does a call that comes long after the one before: a rank that was idle hears first of what happened meanwhile,
+//!   though the message that it would take is there.
 
 #![forbid(unsafe_code)]
 
@@ -24,9 +26,12 @@ use super::recorder::Ending;
 use super::run::Io;
 use crate::schedule::{Rank, Schedule, Step};
 use ringway_dataplane::transport::{Found, Stamp, Tag, Transport};
+use std::time::Duration;
 
 /// A3
 const AT_ONCE_IN_A_ROW: u32 = 128;
+/// A4
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// A collective call that was begun without a run.
 #[derive(Clone, Copy, Debug)]
@@ -127,10 +132,11 @@ impl Straight<'_> {
 }
 
 impl Core {
-    /// A1, A3: whether a call may be made at once.
+    /// A1, A3, A4: whether a call may be made at once.
     #[inline]
     fn may_go_at_once(&mut self) -> bool {
         let idle = self.active.is_empty() && !self.is_queueing() && self.driver == Driver::Nobody;
+        let idle = idle && self.recorder.newest().is_some_and(|newest| newest.elapsed() < LONGEST_PAUSE);
         self.at_once = if idle && self.at_once < AT_ONCE_IN_A_ROW { self.at_once + 1 } else { 0 };
         self.at_once > 0
     }
