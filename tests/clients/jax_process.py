@@ -27,6 +27,8 @@ def meet(client, count, index):
     say("key", client.blocking_key_value_get(f"from/{(index + 1) % count}", WAIT_MS))
     client.wait_at_barrier("all have written", WAIT_MS)
     say("directory", sorted(client.key_value_dir_get("from/")))
+    # Nobody writes again before all have read.
+    client.wait_at_barrier("all have read", WAIT_MS)
     try:
         client.key_value_set(f"from/{index}", "another")
     except jax.errors.JaxRuntimeError as error:
