@@ -118,7 +118,9 @@ struct Running {
 impl Running {
     fn start(mut command: Command) -> Running {
         // The service listens beyond its host, so whoever takes part says the job's token.
-        command.env("RINGWAY_TOKEN", "the-token-of-this-job").env("RINGWAY_HEARTBEAT_TIMEOUT_MS", HEARTBEAT_MS);
+        command
+            .env("RINGWAY_TOKEN", "the-token-of-this-job")
+            .env("RINGWAY_HEARTBEAT_TIMEOUT_MS", HEARTBEAT_MS);
         let mut child = command.spawn().expect("it starts");
         let (said, errors) = (lines(child.stdout.take().unwrap()), lines(child.stderr.take().unwrap()));
         Running { child, said, errors }
