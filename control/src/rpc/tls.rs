@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -37,6 +38,10 @@ const ALPN: &[u8] = b"h2";
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A handshake waits no longer for that: file systems of a network may hang.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
+/// A side that was refused has so long to read why.
+const PART_LIMIT: Duration = Duration::from_secs(1);
+/// And may have sent so much meanwhile.
+const MAX_PARTING_BYTES: usize = 64 << 10;
 /// Names of a certificate that an error tells.
 const MAX_NAMES: usize = 4;
 
@@ -170,11 +175,15 @@ impl Tls {
         self.loaded.read().unwrap_or_else(PoisonError::into_inner).names.clone()
     }
 
-    /// As a server: the handshake on a connection that was accepted.
-    pub(super) async fn accept(self: &Arc<Self>, stream: TcpStream) -> io::Result<TlsStream> {
+    /// As a server: the handshake on a connection that was accepted. Where it fails, the connection comes back with the
+    /// error, for [`part`].
+    pub(super) async fn accept(
+        self: &Arc<Self>,
+        stream: TcpStream,
+    ) -> Result<TlsStream, (io::Error, TcpStream)> {
         self.refresh().await;
         let config = self.loaded.read().unwrap_or_else(PoisonError::into_inner).server.clone();
-        Ok(TlsAcceptor::from(config).accept(stream).await?.into())
+        Ok(TlsAcceptor::from(config).accept(stream).into_fallible().await?.into())
     }
 
     /// As a client: the handshake with a server that was called by `host`.
@@ -186,6 +195,25 @@ impl Tls {
             .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "the server has no name to look for"))?;
         Ok(TlsConnector::from(config).connect(name, stream).await?.into())
     }
+}
+
+/// Ends a connection whose handshake failed so that the other side reads why: closing it with bytes of the other side unread
+/// would reset it, and a reset overtakes the alert.
+pub(super) async fn part(mut stream: TcpStream) {
+    let mut unread = [0; 1024];
+    let mut left = MAX_PARTING_BYTES;
+    let all = async {
+        stream.shutdown().await?;
+        while left > 0 {
+            match stream.read(&mut unread).await? {
+                0 => break,
+                count => left = left.saturating_sub(count),
+            }
+        }
+        Ok::<_, io::Error>(())
+    };
+    // Whoever sends more, or does not close, may be reset.
+    let _ = tokio::time::timeout(PART_LIMIT, all).await;
 }
 
 fn stamps(files: &TlsFiles) -> [Stamp; 3] {

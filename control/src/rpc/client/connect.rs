@@ -147,7 +147,8 @@ async fn connect(address: &str, sight: Sight, credentials: &Credentials) -> io::
                         sight.see(Seen::NotShaken);
                     }
                 })?;
-            Ok(Inspected::new(wire, Sighted { sight, header: Vec::with_capacity(FRAME_HEADER) }))
+            let in_tls = credentials.tls().is_some();
+            Ok(Inspected::new(wire, Sighted { sight, in_tls, header: Vec::with_capacity(FRAME_HEADER) }))
         }
         Err(error) => {
             sight.see(match error.kind() {
@@ -163,6 +164,7 @@ async fn connect(address: &str, sight: Sight, credentials: &Credentials) -> io::
 /// Looks for an HTTP/2 server.
 struct Sighted {
     sight: Sight,
+    in_tls: bool,
     header: Vec<u8>,
 }
 
@@ -170,6 +172,10 @@ impl Inspect for Sighted {
     fn broken(&mut self, error: &io::Error) {
         if tls::is_tls(error) {
             self.sight.see(Seen::Untrusted(tls::words(error)));
+        } else if self.in_tls {
+            self.sight.see(Seen::NotShaken);
+        } else {
+            self.sight.see(Seen::Closed);
         }
     }
 

@@ -151,14 +151,17 @@ async fn shake_hands(
     let from = preface.from;
     let doorman = preface.doorman.clone();
     let shaken = tokio::select! {
-        shaken = tls.accept(stream) => shaken,
-        () = &mut preface.deadline => Err(io::Error::new(io::ErrorKind::TimedOut, "it stayed silent")),
+        shaken = tls.accept(stream) => shaken.map_err(|(error, stream)| (error, Some(stream))),
+        () = &mut preface.deadline => Err((io::Error::new(io::ErrorKind::TimedOut, "it stayed silent"), None)),
     };
     match shaken {
         // Without a receiver the service has ended.
         Ok(stream) => drop(taken.send(Ok(Connection::new(Wire::Tls(Box::new(stream)), preface))).await),
-        Err(error) => {
-            doorman.warn(from.ip(), format_args!("closing a connection from {from}: {}", tls::words(&error)))
+        Err((error, stream)) => {
+            doorman.warn(from.ip(), format_args!("closing a connection from {from}: {}", tls::words(&error)));
+            if let Some(stream) = stream {
+                tls::part(stream).await;
+            }
         }
     }
 }
