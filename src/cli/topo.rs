@@ -23,15 +23,15 @@ const RANKS_SHOWN: u32 = 8;
 /// Show a machine, where ranks go on it, and why
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  ringway topo                                  this machine, with a rank per accelerator or CPU (at most 8)
-  ringway topo -n 4 -o machine.svg              a picture; machine.xml exports it for hwloc and for --simulate
+  ringway topo                                  this machine, a rank per accelerator or CPU, at most 8
+  ringway topo -n 4 -o machine.svg              a picture; .xml is for hwloc and --simulate
   ringway topo --simulate topology/shapes/dgx-h100.xml -n 8 -o dgx.svg
-                                                a machine that is not at hand, described by `lstopo machine.xml`
+                                                another machine, as `lstopo machine.xml` describes it
   ringway topo --synthetic 'pack:2 numa:2 core:8 pu:2' -n 4
   ringway topo --cpus 0-3,8 --threads one       within a cpuset, one hardware thread of each core
 
-What RINGWAY_PIN_THREADS, RINGWAY_PIN_PROGRESS and RINGWAY_PIN_ACCELERATORS say holds here as well, unless a flag says
-otherwise.")]
+What RINGWAY_PIN_THREADS, RINGWAY_PIN_PROGRESS and RINGWAY_PIN_ACCELERATORS say holds here as well,
+unless a flag says otherwise.")]
 pub(crate) struct Args {
     /// Show the machine that this XML file describes, as `lstopo machine.xml` of hwloc 2 writes it
     #[arg(long, value_name = "FILE.xml", conflicts_with = "synthetic")]

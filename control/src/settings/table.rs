@@ -203,8 +203,8 @@ pub const TABLE: &[Setting] = &[
         Kind::OneOf(&["require", "prefer", "off"]),
         Some("prefer"),
         "",
-        "Whether tensors travel by RDMA: prefer uses it with the peers that can, and TCP with the others; require \
-         makes it an error where it cannot be used.",
+        "Whether tensors travel by RDMA: prefer uses it with the peers that can, and TCP with the others, but \
+         shared memory within a host; require makes it an error where it cannot be used, within a host too.",
     ),
     row(
         "RINGWAY_IB_HCA",
