@@ -19,4 +19,5 @@ mod security;
 mod serve;
 mod shared_memory;
 mod status;
+mod strategies;
 mod topo;

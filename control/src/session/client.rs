@@ -213,6 +213,15 @@ impl Session {
         match answered {
             Err(_) => Err(SessionError::Timeout { target: self.target.clone(), call, limit }),
             Ok(Ok(answer)) => Ok(answer.into_inner()),
+            // A status with a source is this side's: the master said nothing.
+            Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
+                let lost = format!(
+                    "the connection to the master was lost ({}): its process ended, or its host cannot be reached; \
+                     sessions end with their master, begin another one",
+                    reason(&status)
+                );
+                Err(self.failed(call, Code::Unavailable, lost))
+            }
             Ok(Err(status)) => {
                 let code = Code::try_from(status.code() as i32).unwrap_or(Code::Unknown);
                 Err(self.failed(call, code, status.message().to_owned()))
