@@ -221,6 +221,44 @@ fn nccl_inside_of_parts_and_our_transports_between_make_the_same_sums() {
     assert!(end.code() != 0 && end.stderr.contains("parts of 4 and of 3 ranks"), "{end:?}");
 }
 
+#[test]
+fn parts_that_share_no_memory_meet_over_the_network() {
+    let arguments = ["all-reduce", "-n", "4", "--sizes", "8,1000004", "--iters", "1", "--inside", "2"];
+    let end = bench("gpu-network", &arguments).set("RINGWAY_NET", "tcp").end();
+    assert_eq!(end.code(), 0, "{end:?}");
+    let text = end.stdout.join("\n");
+    assert!(text.contains("by uring: tcp") && !text.contains("by shm"), "{text}");
+    assert!(text.contains("Out of bounds values : 0 OK"), "{text}");
+}
+
+/// The real NCCL (`tests/gpu/fetch-nccl.sh`) over the double of the driver, which has less than NCCL needs.
+#[test]
+fn errors_of_the_real_nccl_are_told_in_its_own_words() {
+    let fetch = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gpu/fetch-nccl.sh");
+    let fetched = Command::new("sh").arg(fetch).output().expect("a shell");
+    let file = String::from_utf8(fetched.stdout).unwrap();
+    if file.is_empty() {
+        eprintln!(
+            "SKIPPED: the real NCCL cannot be fetched here: {}",
+            String::from_utf8_lossy(&fetched.stderr)
+        );
+        return;
+    }
+    let end = bench("gpu-real-nccl", &["all-reduce", "-n", "2", "--sizes", "8"])
+        .set("RINGWAY_NCCL_LIBRARY", file.trim())
+        .end();
+    assert_eq!(end.code(), 1, "{end:?}");
+    for rank in 0..2 {
+        let begins = format!("ringway bench: rank {rank}: ");
+        let said = end.stderr.lines().find(|line| line.starts_with(&begins));
+        let said = said.unwrap_or_else(|| panic!("{rank}: {end:?}"));
+        for part in ["ncclCommInitRankConfig: ncclUnhandledCudaError (1), unhandled cuda error", "nvidia-smi"]
+        {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+}
+
 /// Y2.
 #[test]
 fn a_rank_that_is_lost_ends_all_parts() {
