@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # lane.sh - builds Ringway and tests it on soft-RoCE: the verbs tests, the conformance suite, verified
-# all-reduce, and failures (cases.sh has the list) in one guest, then a reduction between two guests.
+# all-reduce, and failures (cases.sh has the list) in one guest, then a reduction between two guests, and placement in
+# one with two NUMA nodes.
 #
 #   lane.sh [--here] [--case NAME]...
 #
@@ -46,11 +47,15 @@ fi
 
 # What `cargo test --workspace` has built, it does not build again.
 echo "soft-RoCE lane: building"
+limits=
 executables=$(cargo test --workspace --locked --no-run --message-format=json |
               grep -o '"executable":"[^"]*"' | cut -d'"' -f4)
 tests=()
 while read -r binary; do
-    case $(basename "$binary") in ringway_dataplane-*|verbs_*|rdma_*) tests+=("$binary");; esac
+    case $(basename "$binary") in
+        ringway_dataplane-*|verbs_*|rdma_*) tests+=("$binary");;
+        limits-*) limits=$binary;;
+    esac
 done <<<"$executables"
 # Optimised: an emulated processor checks 64 MiB in its own time.
 program=$(cargo build --release --locked --bin ringway --message-format=json |
@@ -68,4 +73,9 @@ if [ ${#cases[@]} = 0 ]; then
     # Beside other work an emulated processor may stand still for longer than a rank usually may.
     RINGWAY_HEARTBEAT_TIMEOUT_MS=60000 RINGWAY_RDMA=require tests/soft-roce/two-guests.sh -- "$program" bench all-reduce --sizes 8,4K,1M --iters 5
     echo "== two-guests: ok"
+
+    # Two NUMA nodes: what placement has done is asked of the kernel.
+    echo "== two-nodes"
+    tests/soft-roce/two-nodes.sh "$program" "$limits"
+    echo "== two-nodes: ok"
 fi
