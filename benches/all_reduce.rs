@@ -6,7 +6,7 @@
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member};
 use ringway_collectives::reduce::ReduceOp;
-use ringway_collectives::schedule::Algorithm;
+use ringway_collectives::schedule::{Algorithm, Wanted};
 use ringway_dataplane::memory::Buffer;
 use ringway_dataplane::transport::{Hub, Keyring, LoopbackConfig, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, TcpTransport};
@@ -58,7 +58,8 @@ fn communicators(transports: Ends, algorithm: Option<Algorithm>) -> Vec<Communic
     };
     let members: Vec<Member> = (0..transports.len() as u32).map(member).collect();
     let join = |(transport, my_rank)| {
-        let options = EngineOptions { algorithm, ..EngineOptions::default() };
+        let wanted = algorithm.map_or(Wanted::ANY, Wanted::from);
+        let options = EngineOptions { wanted, ..EngineOptions::default() };
         let group = GroupInfo { id: 1, my_rank, members: members.clone() };
         Communicator::new(transport, group, options).expect("a well-formed group")
     };

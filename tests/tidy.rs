@@ -22,7 +22,7 @@ const PURE: &[&str] = &[
     "topology/src/model",
     "collectives/src/schedule",
     "control/src/core",
-    "control/src/settings/table.rs",
+    "control/src/settings/table",
     "control/src/settings/value.rs",
     "dataplane/src/transport/matching",
     "dataplane/src/rdma/choice",

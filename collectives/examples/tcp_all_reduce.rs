@@ -36,8 +36,8 @@ fn wanted(arguments: &[String]) -> Wanted {
         let number = || value.parse::<f64>().unwrap_or_else(|e| panic!("{argument}: {e}"));
         match key {
             "slice" => w.options.slice_bytes = Some(number() as usize),
-            "lanes" => w.options.slices_in_flight = number() as u32,
-            "algo" => w.options.algorithm = Some(value.parse().unwrap_or_else(|e| panic!("{e}"))),
+            "lanes" => w.options.slices_in_flight = Some(number() as u32),
+            "algo" => w.options.wanted = value.parse().unwrap_or_else(|e| panic!("{e}")),
             "driver" if value == "uring" => w.driver = DriverChoice::Uring,
             "driver" if value == "epoll" => w.driver = DriverChoice::Epoll,
             "sockbuf" => w.socket_buffer_bytes = Some(number() as u32),

@@ -419,7 +419,7 @@ fn other_groups_live_on() {
 
 #[test]
 fn the_last_choice_is_told() {
-    ranks(2, config(1), &EngineOptions { algorithm: Some(Algorithm::Ring), ..Default::default() }, |c| {
+    ranks(2, config(1), &EngineOptions { wanted: Algorithm::Ring.into(), ..Default::default() }, |c| {
         assert!(c.last_choice().is_none());
         c.all_reduce(&mut [0u8; 100], ReduceOp::Sum).unwrap();
         let choice = c.last_choice().unwrap();

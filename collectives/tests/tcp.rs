@@ -37,7 +37,7 @@ fn results_are_right_with_every_driver_eager_or_not() {
     ] {
         for algorithm in Collective::AllReduce.algorithms() {
             let options = EngineOptions {
-                algorithm: Some(*algorithm),
+                wanted: (*algorithm).into(),
                 slice_bytes: Some(20_000),
                 ..EngineOptions::default()
             };
@@ -107,7 +107,7 @@ fn mismatches_show_both_sides() {
 #[test]
 fn a_process_that_vanishes_is_named_even_by_those_who_never_talked_to_it() {
     // The victim connects to its neighbours and closes its sockets without a goodbye, as a killed process does.
-    let options = EngineOptions { algorithm: Some(Algorithm::Ring), ..EngineOptions::default() };
+    let options = EngineOptions { wanted: Algorithm::Ring.into(), ..EngineOptions::default() };
     let mut all = transports(4, DriverChoice::Auto, 0);
     let mut victim = all.remove(2);
     let reached = Barrier::new(4);

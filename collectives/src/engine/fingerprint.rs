@@ -120,14 +120,16 @@ fn digest(words: impl IntoIterator<Item = u64>) -> u16 {
 /// Digest of what, besides the call itself, decides how a call is cut into messages and which tags they have: all ranks
 /// of a communicator must have it in common. `costs` are its links', `depth` is the transport's.
 pub(crate) fn cutting(options: &EngineOptions, costs: &Costs, depth: u32) -> u16 {
-    let EngineOptions { slice_bytes, slices_in_flight, .. } = options;
+    let EngineOptions { slice_bytes, slices_in_flight, tuning, .. } = options;
     let slice_bytes = slice_bytes.map_or(0, |bytes| bytes as u64);
     let numbers = [costs.inside, costs.between].into_iter().flat_map(|link| {
         let numbers = [link.latency_us, link.message_us, link.bytes_per_us, link.reduce_bytes_per_us];
         numbers.map(f64::to_bits).into_iter().chain([u64::from(link.offloaded)])
     });
-    let words = [slice_bytes, u64::from(*slices_in_flight), u64::from(depth)].into_iter().chain(numbers);
-    digest(words)
+    let tuned = tuning.as_ref().map_or(0, |tuning| tuning.digest());
+    let in_flight = u64::from(slices_in_flight.unwrap_or(0));
+    let words = [slice_bytes, in_flight, u64::from(depth), tuned].into_iter();
+    digest(words.chain(numbers))
 }
 
 /// The stamp of slice `slice` of the call whose slice 0 has the stamp `call`.
@@ -189,7 +191,8 @@ mod tests {
 
     #[test]
     fn foreign_stamps_are_none() {
-        for (at, code) in [(0, 0), (0, 10), (0, 255), (1, 14), (2, 9), (3, 11)] {
+        let no_algorithm = Algorithm::ALL.len() as u8 + 1;
+        for (at, code) in [(0, 0), (0, 10), (0, 255), (1, 14), (2, 9), (3, no_algorithm)] {
             let mut stamp = call().stamp();
             stamp.0[at] = code;
             assert_eq!(Call::from_stamp(&stamp), None, "byte {at} = {code}");

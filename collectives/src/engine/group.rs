@@ -10,7 +10,9 @@ use super::plan::{Plan, Request};
 use crate::schedule::{Arrangement, Costs, LinkCosts};
 use ringway_dataplane::transport::{Caps, Peer, Stamp, Transport};
 use ringway_topology::Rank;
-use ringway_topology::model::order::{Location, Site, hosts_in_order, ring_order};
+use ringway_topology::model::order::{
+    Location, Site, hosts_in_order, nodes_in_order, rails_per_host, ring_order,
+};
 use std::sync::Arc;
 
 /// Calls that a rank remembers per communicator, to answer inquiries about.
@@ -277,7 +279,9 @@ fn arrangement(members: &[Member]) -> Arrangement {
     let locations: Vec<Location> = located.collect();
     let order: Vec<u32> = ring_order(&locations).into_iter().map(|rank| rank.0).collect();
     let made = Arrangement::new(&order, &hosts_in_order(&locations));
-    made.unwrap_or_else(|| unreachable!("the order holds every member once, and hosts are runs of it"))
+    let made =
+        made.unwrap_or_else(|| unreachable!("the order holds every member once, and hosts are runs of it"));
+    made.with_nodes(&nodes_in_order(&locations)).with_rails(rails_per_host(&locations))
 }
 
 #[cfg(test)]

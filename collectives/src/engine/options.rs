@@ -4,17 +4,16 @@
 
 use super::error::CollectiveError;
 use super::flight::WriteDown;
-use crate::schedule::{Algorithm, Costs};
+use crate::schedule::{Costs, FEWEST_IN_FLIGHT, MOST_IN_FLIGHT, Tuning, Wanted};
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::Pool;
 use std::fmt;
 use std::sync::Arc;
 
-/// Default of [`EngineOptions::slices_in_flight`]: one is combined while the next is on the wire. More of them leave the
-/// cache (measured over TCP with 2 ranks and 64 MiB: 15.7 ms with 2, 17.6 ms with 4).
-pub const DEFAULT_SLICES_IN_FLIGHT: u32 = 2;
+/// What most algorithms have under way with the default of [`EngineOptions::slices_in_flight`].
+pub const DEFAULT_SLICES_IN_FLIGHT: u32 = FEWEST_IN_FLIGHT;
 /// Most slices in flight that may be set: lanes of one call are numbered in as many bits.
-pub const MAX_SLICES_IN_FLIGHT: u32 = 16;
+pub const MAX_SLICES_IN_FLIGHT: u32 = MOST_IN_FLIGHT;
 /// Default of [`EngineOptions::inquiry_ms`].
 pub const DEFAULT_INQUIRY_MS: u64 = 100;
 /// Default of [`EngineOptions::linger_ms`].
@@ -46,18 +45,21 @@ impl fmt::Debug for OnProgressThread {
     }
 }
 
-/// Settings of an engine. All ranks of a group must agree on `slice_bytes`, `slices_in_flight`, `costs`, `algorithm` and
+/// Settings of an engine. All ranks of a group must agree on `slice_bytes`, `slices_in_flight`, `costs`, `wanted`, `tuning` and
 /// `check`; disagreement is found as a mismatch.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Bytes of every chunk that one slice covers; `None` for what the cost model finds best.
     pub slice_bytes: Option<usize>,
-    /// Slices of one call under way at a time, `1..=`[`MAX_SLICES_IN_FLIGHT`]. Less where the transport is shallow.
-    pub slices_in_flight: u32,
+    /// Slices of one call under way at a time, `1..=`[`MAX_SLICES_IN_FLIGHT`]; `None` for as many as the algorithm needs.
+    /// Less where the transport is shallow.
+    pub slices_in_flight: Option<u32>,
     /// What links between the ranks cost, inside hosts and between them: algorithms and slices are chosen by it.
     pub costs: Costs,
-    /// Run collectives by this algorithm, where it exists for them.
-    pub algorithm: Option<Algorithm>,
+    /// Run collectives by these algorithms, where they exist.
+    pub wanted: Wanted,
+    /// What was measured to be quickest; its costs are for the caller to put into `costs`.
+    pub tuning: Option<Arc<Tuning>>,
     /// Stamp messages with the call's fingerprint, so that mismatched calls are errors.
     pub check: bool,
     /// How to pass the time before sleeping.
@@ -83,9 +85,10 @@ impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions {
             slice_bytes: None,
-            slices_in_flight: DEFAULT_SLICES_IN_FLIGHT,
+            slices_in_flight: None,
             costs: Costs::default(),
-            algorithm: None,
+            wanted: Wanted::ANY,
+            tuning: None,
             check: true,
             spin: SpinPolicy::Auto,
             pool: Pool::default(),

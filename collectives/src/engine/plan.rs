@@ -9,7 +9,7 @@ use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::slice::{Share, share, widest_message, widest_reduce};
 use crate::reduce::ReduceOp;
 use crate::schedule::{
-    Algorithm, Arranged, Arrangement, Choice, Collective, Costs, Rank, Schedule, Span, Step,
+    Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, Rank, Schedule, Span, Step,
     choose as cheapest,
 };
 use ringway_dataplane::memory::DType;
@@ -181,7 +181,8 @@ impl Plan {
             let limit_bytes = caps.max_message_bytes;
             return Err(InvalidCall::MessageTooLong { collective, bytes: longest_bytes, limit_bytes });
         }
-        let wanted = options.slices_in_flight.clamp(1, MAX_SLICES_IN_FLIGHT);
+        let wanted =
+            options.slices_in_flight.unwrap_or(choice.slices_in_flight).clamp(1, MAX_SLICES_IN_FLIGHT);
         let Share { lanes, depth } = share(schedule.among_positions(), wanted, layout.slices, caps.depth / 2);
         let mut plan = Plan {
             program: Program::Collective(schedule.clone()),
@@ -262,7 +263,8 @@ fn choose(
     // Beyond what goes at once by halves, exchanging all and combining it by oneself is as quick over shared memory too
     // (512 KiB between 2 ranks: 55 us, 64 by halves), and is what other transports do.
     let costs = if bytes <= caps.eager_bytes.saturating_mul(2) { costs } else { &options.costs };
-    let choice = cheapest(collective, group, bytes, costs, options.algorithm);
+    let basis = Basis { wanted: options.wanted, tuning: options.tuning.as_deref() };
+    let choice = cheapest(collective, group, bytes, costs, basis);
     let found = choice.and_then(|c| c.schedule(collective, group, request.root).map(|s| (c, s)));
     found.ok_or(InvalidCall::NoSuchRank { what: "root", rank: request.root, size: ranks })
 }

@@ -26,7 +26,8 @@ pub(super) fn widest_reduce(schedule: &AnySchedule) -> u32 {
     match schedule {
         // A folded rank hands over everything.
         AnySchedule::HalvingAllReduce(s) if !s.ranks.is_power_of_two() => schedule.chunks(),
-        AnySchedule::LeaderAllReduce(_) | AnySchedule::LaneAllReduce(_) => schedule.chunks(),
+        AnySchedule::LeaderSchedule(_) => schedule.chunks(),
+        AnySchedule::LaneAllReduce(s) => s.widest(),
         AnySchedule::HalvingAllReduce(_) | AnySchedule::HalvingReduceScatter(_) => {
             (schedule.chunks() / 2).max(1)
         }
@@ -42,9 +43,9 @@ pub(super) fn widest_message(schedule: &AnySchedule) -> u32 {
         | AnySchedule::DoublingAllGather(_)
         | AnySchedule::ScatterAllGatherBroadcast(_)
         | AnySchedule::TreeGather(_)
-        | AnySchedule::LeaderAllReduce(_)
-        | AnySchedule::LaneAllReduce(_)
+        | AnySchedule::LeaderSchedule(_)
         | AnySchedule::TreeScatter(_) => schedule.chunks(),
+        AnySchedule::LaneAllReduce(s) => s.widest(),
         _ => 1,
     }
 }
@@ -58,10 +59,12 @@ pub(super) fn burst(schedule: &AnySchedule) -> u32 {
         | AnySchedule::RingReduceScatter(_)
         | AnySchedule::RingAllGather(_)
         | AnySchedule::RingReduce(_)
-        | AnySchedule::LeaderAllReduce(_)
+        | AnySchedule::LeaderSchedule(_)
         | AnySchedule::LaneAllReduce(_) => neighbours_most,
         // A leaf of the scatter's tree has nothing but receives from its neighbour.
         AnySchedule::ScatterAllGatherBroadcast(_) => (2 * schedule.ranks()).min(WINDOW as u32),
+        // A child's message of each tree, and the parent's.
+        AnySchedule::DoubleTree(_) => 4,
         _ => 2,
     }
 }

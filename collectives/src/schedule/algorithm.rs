@@ -62,14 +62,16 @@ impl Collective {
     pub const fn algorithms(self) -> &'static [Algorithm] {
         use Algorithm::*;
         match self {
-            Collective::AllReduce => &[Ring, Tree, Doubling, Halving, Direct, Leaders, Lanes],
+            Collective::AllReduce => {
+                &[Ring, Tree, Doubling, Halving, Direct, DoubleTree, Leaders, Lanes, LaneHalving, LaneTrees]
+            }
             Collective::ReduceScatter => &[Ring, Halving, Direct],
-            Collective::AllGather => &[Ring, Doubling, Direct],
-            Collective::Broadcast => &[Tree, Chain, ScatterAllGather],
-            Collective::Reduce => &[Tree, Ring],
+            Collective::AllGather => &[Ring, Doubling, Direct, Leaders],
+            Collective::Broadcast => &[Tree, Chain, ScatterAllGather, DoubleTree, Leaders],
+            Collective::Reduce => &[Tree, Ring, DoubleTree, Leaders],
             Collective::Gather | Collective::Scatter => &[Direct, Tree],
             Collective::AllToAll => &[Direct],
-            Collective::Barrier => &[Dissemination],
+            Collective::Barrier => &[Dissemination, Leaders],
         }
     }
 
@@ -109,15 +111,21 @@ pub enum Algorithm {
     ScatterAllGather,
     /// The dissemination pattern of barriers.
     Dissemination,
-    /// Up a tree to one leader per host, recursive doubling among leaders, and down.
+    /// Through one leader per host: up a tree to it, recursive doubling (or a tree, or direct messages) among leaders, down.
     Leaders,
     /// Round a ring inside each host, round one ring among hosts per rank of a host, and round inside again.
     Lanes,
+    /// Down or up two binary trees at once, each with one half of the data (what NCCL calls Tree).
+    DoubleTree,
+    /// As `Lanes`, with recursive halving and doubling among hosts.
+    LaneHalving,
+    /// As `Lanes`, with two binary trees among hosts.
+    LaneTrees,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 10] = [
+    pub const ALL: [Algorithm; 13] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::Doubling,
@@ -128,6 +136,9 @@ impl Algorithm {
         Algorithm::Dissemination,
         Algorithm::Leaders,
         Algorithm::Lanes,
+        Algorithm::DoubleTree,
+        Algorithm::LaneHalving,
+        Algorithm::LaneTrees,
     ];
 
     /// Its name, as settings and reports spell it.
@@ -143,6 +154,9 @@ impl Algorithm {
             Algorithm::Dissemination => "Dissemination",
             Algorithm::Leaders => "Leaders",
             Algorithm::Lanes => "Lanes",
+            Algorithm::DoubleTree => "DoubleTree",
+            Algorithm::LaneHalving => "LaneHalving",
+            Algorithm::LaneTrees => "LaneTrees",
         }
     }
 }
@@ -153,7 +167,7 @@ pub enum NameError {
     /// Not an algorithm.
     #[error(
         "unknown algorithm {0:?}; use Ring, Tree, Doubling, Halving, Direct, Chain, ScatterAllGather, \
-         Dissemination, Leaders or Lanes"
+         Dissemination, Leaders, Lanes, DoubleTree, LaneHalving or LaneTrees"
     )]
     Algorithm(String),
     /// Not a collective.

@@ -8,7 +8,7 @@ use super::*;
 macro_rules! any_schedule {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Any of the schedules of this module.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum AnySchedule {
             $($(#[$doc])* $name($name)),*
         }
@@ -47,8 +47,10 @@ any_schedule! {
     HalvingAllReduce,
     /// All-reduce in two rounds of direct messages.
     DirectAllReduce,
-    /// All-reduce over hosts through one leader each.
-    LeaderAllReduce,
+    /// All-reduce, broadcast or reduction over two trees at once.
+    DoubleTree,
+    /// Over hosts through one leader each.
+    LeaderSchedule,
     /// All-reduce over hosts by lanes.
     LaneAllReduce,
     /// Reduce-scatter round the ring.
@@ -104,6 +106,8 @@ impl AnySchedule {
             (C::AllReduce, A::Doubling) => DoublingAllReduce { ranks }.into(),
             (C::AllReduce, A::Halving) => HalvingAllReduce { ranks }.into(),
             (C::AllReduce, A::Direct) => DirectAllReduce { ranks }.into(),
+            (C::AllReduce, A::DoubleTree) => DoubleTree::new(collective, ranks, 0)?.into(),
+            (C::Broadcast | C::Reduce, A::DoubleTree) => DoubleTree::new(collective, ranks, root)?.into(),
             (C::ReduceScatter, A::Ring) => RingReduceScatter { ranks }.into(),
             (C::ReduceScatter, A::Halving) if even => HalvingReduceScatter { ranks }.into(),
             (C::ReduceScatter, A::Direct) => DirectReduceScatter { ranks }.into(),
@@ -133,7 +137,8 @@ impl AnySchedule {
             AnySchedule::RingReduceScatter(s) => s.ranks <= 2,
             AnySchedule::RingReduce(s) => s.ranks <= 2,
             AnySchedule::HalvingReduceScatter(s) => s.ranks <= 2,
-            AnySchedule::LeaderAllReduce(s) => s.inner().is_some_and(|inner| inner.keeps_rank_order()),
+            AnySchedule::DoubleTree(s) => s.keeps_rank_order(),
+            AnySchedule::LeaderSchedule(s) => s.inner().is_some_and(|inner| inner.keeps_rank_order()),
             AnySchedule::LaneAllReduce(s) => s.ranks() <= 2,
             _ => true,
         }

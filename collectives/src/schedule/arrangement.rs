@@ -8,7 +8,8 @@
 
 use super::algorithm::{Algorithm, Collective};
 use super::any::AnySchedule;
-use super::hierarchical::{LaneAllReduce, LeaderAllReduce};
+use super::hierarchical::{LaneAllReduce, LeaderSchedule};
+use super::runs::Runs;
 use super::step::{Rank, Schedule, Span, Step};
 use std::sync::Arc;
 
@@ -17,8 +18,12 @@ use std::sync::Arc;
 pub struct Arrangement {
     ranks: u32,
     order: Option<Order>,
-    /// Ranks of each host, which stand together; the last host may have fewer.
-    ranks_per_host: u32,
+    /// Positions of each host, which stand together; `None` for one host.
+    hosts: Option<Runs>,
+    /// Positions of each NUMA node, where they cut hosts.
+    nodes: Option<Runs>,
+    /// Network interfaces that the ranks of a host share out among them.
+    rails: u32,
 }
 
 /// An order of ranks that is not their own.
@@ -33,11 +38,11 @@ struct Order {
 impl Arrangement {
     /// Ranks of one host, in their own order.
     pub const fn together(ranks: u32) -> Arrangement {
-        Arrangement { ranks, order: None, ranks_per_host: ranks }
+        Arrangement { ranks, order: None, hosts: None, nodes: None, rails: 1 }
     }
 
     /// Ranks in this order, hosts after each other: `order[i]` is the rank at position `i`, and `hosts[i]` how many ranks
-    /// the `i`-th host has. Hosts that differ in that are taken for as many hosts as ranks; but the last may have fewer.
+    /// the `i`-th host has.
     /// `None` unless the order holds every rank below its length once, and the hosts all of its ranks.
     pub fn new(order: &[Rank], hosts: &[u32]) -> Option<Arrangement> {
         let ranks = u32::try_from(order.len()).ok().filter(|ranks| *ranks <= super::MAX_RANKS)?;
@@ -46,16 +51,26 @@ impl Arrangement {
             let place = positions.get_mut(*rank as usize).filter(|place| **place == Rank::MAX)?;
             *place = position;
         }
-        let all = hosts.iter().try_fold(0u32, |sum, host| sum.checked_add(*host))?;
-        let per_host = hosts.first().copied().unwrap_or(0);
-        let (last, others) = hosts.split_last()?;
-        if all != ranks || hosts.contains(&0) {
-            return None;
-        }
-        let even = others.iter().all(|host| *host == per_host) && *last <= per_host;
+        let hosts = Runs::of(hosts).filter(|hosts| hosts.positions() == ranks)?;
         let order = (!order.iter().copied().eq(0..ranks))
             .then(|| Order { ranks: order.into(), positions: positions.into() });
-        Some(Arrangement { ranks, order, ranks_per_host: if even { per_host } else { 1 } })
+        let hosts = (hosts.count() > 1).then_some(hosts);
+        Some(Arrangement { ranks, order, hosts, nodes: None, rails: 1 })
+    }
+
+    /// The same with the ranks of each NUMA node told, in the order of positions, where hosts have several.
+    #[must_use]
+    pub fn with_nodes(mut self, nodes: &[u32]) -> Arrangement {
+        let hosts = self.hosts.as_ref();
+        self.nodes = Runs::of(nodes).filter(|nodes| hosts.is_some_and(|hosts| hosts.is_cut_by(nodes)));
+        self
+    }
+
+    /// The same with so many network interfaces on each host, which its ranks share out among them; at least 1.
+    #[must_use]
+    pub fn with_rails(mut self, rails: u32) -> Arrangement {
+        self.rails = rails.max(1);
+        self
     }
 
     /// How many ranks there are.
@@ -63,10 +78,19 @@ impl Arrangement {
         self.ranks
     }
 
-    /// Ranks of a host that stand together: all of them on one host, 1 where each rank has a host of its own or hosts have
-    /// unequally many.
-    pub const fn ranks_per_host(&self) -> u32 {
-        self.ranks_per_host
+    /// The most ranks that a host has.
+    pub fn most_per_host(&self) -> u32 {
+        self.hosts.as_ref().map_or(self.ranks, Runs::longest)
+    }
+
+    /// The fewest ranks that a host has: as many lanes there are.
+    pub fn fewest_per_host(&self) -> u32 {
+        self.hosts.as_ref().map_or(self.ranks, Runs::shortest)
+    }
+
+    /// Network interfaces of a host that its ranks share out among them.
+    pub const fn rails(&self) -> u32 {
+        self.rails
     }
 
     /// The rank at a position.
@@ -80,7 +104,7 @@ impl Arrangement {
     }
 
     /// The schedule among these ranks. `None` where [`AnySchedule::new`] has none, and for an algorithm over hosts where
-    /// hosts have unequally many ranks or there is one of them.
+    /// there is one host, or as many as ranks; an all-gather through leaders needs ranks that stand in their own order.
     pub fn schedule(&self, collective: Collective, algorithm: Algorithm, root: Rank) -> Option<Arranged> {
         let rooted = collective.is_rooted();
         if rooted && root >= self.ranks {
@@ -97,28 +121,60 @@ impl Arrangement {
         let order = self.order.clone().filter(|_| blocks != Blocks::Fixed);
         let position = |rank: Rank| order.as_ref().map_or(rank, |order| order.positions[rank as usize]);
         let root = if rooted { position(root) } else { 0 };
-        let per_host = self.ranks_per_host;
-        let schedule = match (collective, algorithm) {
-            (Collective::AllReduce, Algorithm::Leaders | Algorithm::Lanes) if !self.has_hosts() => None,
-            (Collective::AllReduce, Algorithm::Leaders) => {
-                LeaderAllReduce::new(self.ranks, per_host, Algorithm::Doubling).map(AnySchedule::from)
-            }
-            (Collective::AllReduce, Algorithm::Lanes) => {
-                LaneAllReduce::new(self.ranks, per_host, Algorithm::Ring).map(AnySchedule::from)
-            }
-            _ => AnySchedule::new(collective, algorithm, self.ranks, root),
+        let schedule = match among_hosts(collective, algorithm, self.hosts()) {
+            None => AnySchedule::new(collective, algorithm, self.ranks, root),
+            Some(_) if !self.has_hosts() || (blocks == Blocks::Fixed && self.order.is_some()) => None,
+            Some(among) => self.over_hosts(collective, algorithm, among, root),
         }?;
         Some(Arranged { schedule, order, blocks })
     }
 
-    /// Whether there are several hosts of several ranks.
-    pub(super) fn has_hosts(&self) -> bool {
-        1 < self.ranks_per_host && self.ranks_per_host < self.ranks
+    fn over_hosts(
+        &self,
+        collective: Collective,
+        algorithm: Algorithm,
+        among: Algorithm,
+        root: Rank,
+    ) -> Option<AnySchedule> {
+        let hosts = self.hosts.clone()?;
+        match algorithm {
+            Algorithm::Leaders => {
+                LeaderSchedule::new(collective, hosts, self.nodes.clone(), among, root).map(AnySchedule::from)
+            }
+            _ => LaneAllReduce::new(hosts, among).map(AnySchedule::from),
+        }
     }
 
-    /// Hosts, the last one included that may have fewer ranks.
-    pub(super) fn hosts(&self) -> u32 {
-        self.ranks.div_ceil(self.ranks_per_host.max(1))
+    /// Whether there are several hosts, and one of several ranks.
+    pub(super) fn has_hosts(&self) -> bool {
+        self.hosts.as_ref().is_some_and(|hosts| hosts.count() < self.ranks)
+    }
+
+    /// How many hosts there are.
+    pub fn hosts(&self) -> u32 {
+        self.hosts.as_ref().map_or(1, Runs::count)
+    }
+
+    /// Whether positions are ranks.
+    pub(super) const fn is_in_order(&self) -> bool {
+        self.order.is_none()
+    }
+}
+
+/// What an algorithm over hosts runs among them; `None` for an algorithm that knows no hosts, or a collective that it is
+/// not for.
+pub(super) fn among_hosts(collective: Collective, algorithm: Algorithm, hosts: u32) -> Option<Algorithm> {
+    use {Algorithm as A, Collective as C};
+    match (collective, algorithm) {
+        (C::AllReduce, A::Leaders) => Some(A::Doubling),
+        (C::Broadcast | C::Reduce, A::Leaders) => Some(A::Tree),
+        (C::AllGather, A::Leaders) if hosts.is_power_of_two() => Some(A::Doubling),
+        (C::AllGather, A::Leaders) => Some(A::Direct),
+        (C::Barrier, A::Leaders) => Some(A::Dissemination),
+        (C::AllReduce, A::Lanes) => Some(A::Ring),
+        (C::AllReduce, A::LaneHalving) => Some(A::Halving),
+        (C::AllReduce, A::LaneTrees) => Some(A::DoubleTree),
+        _ => None,
     }
 }
 

@@ -43,6 +43,16 @@ impl LinkCosts {
         offloaded: false,
     };
 
+    /// TCP over a network of 25 Gbit/s: its width, and what a message usually takes there. It was not measured;
+    /// `ringway tune` measures yours.
+    pub const NETWORK: LinkCosts = LinkCosts {
+        latency_us: 10.0,
+        message_us: 10.0,
+        bytes_per_us: 3_000.0,
+        reduce_bytes_per_us: 50_000.0,
+        offloaded: false,
+    };
+
     /// Shared memory of one host, as measured on a two-core machine: 9.5 GB/s in exchange, through queues that fit a
     /// second-level cache.
     pub const SHARED_MEMORY: LinkCosts = LinkCosts {
@@ -61,12 +71,19 @@ impl Default for LinkCosts {
 }
 
 /// What links cost inside a host and between hosts. All ranks of a group must hold equal ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// Between ranks of one host.
     pub inside: LinkCosts,
-    /// Between hosts; the bandwidth is that of a host's one interface, shared by its ranks.
+    /// Between hosts; the bandwidth is that of one interface, shared by the ranks that use it.
     pub between: LinkCosts,
+}
+
+impl Default for Costs {
+    /// The same whatever carries the bytes, so that equal groups get equal bits over every transport.
+    fn default() -> Costs {
+        Costs { inside: LinkCosts::TCP_LOOPBACK, between: LinkCosts::NETWORK }
+    }
 }
 
 impl From<LinkCosts> for Costs {
@@ -96,6 +113,9 @@ struct Shape {
     port_sent: f64,
     /// Chunks combined by the busiest rank.
     core_combined: f64,
+    /// Above 0 where a rank's part in a slice lasts about as long as the longest path, most of it waiting, so that further
+    /// slices have to be under way meanwhile: this many times as many as would follow each other on that path without a gap.
+    lasting: f64,
 }
 
 impl Shape {
@@ -111,6 +131,7 @@ impl Shape {
             port_messages: hops,
             port_sent: sent,
             core_combined: combined,
+            lasting: 0.0,
         }
     }
 
@@ -126,12 +147,28 @@ impl Shape {
             port_messages: self.port_messages + next.port_messages,
             port_sent: self.port_sent + next.port_sent,
             core_combined: self.core_combined + next.core_combined,
+            lasting: self.lasting.max(next.lasting),
         }
     }
 
     /// The same with every received chunk combined.
     fn reducing(self) -> Shape {
         Shape { combined: self.sent, core_combined: self.port_sent, ..self }
+    }
+}
+
+/// A part of an algorithm that runs over links of one kind.
+struct Part {
+    shape: Shape,
+    costs: LinkCosts,
+    /// How much of an interface's bandwidth a message gets: less than 1 where ranks of a host send through it at once.
+    share: f64,
+}
+
+impl Part {
+    /// Over links that nobody else uses.
+    fn alone(shape: Shape, costs: LinkCosts) -> Part {
+        Part { shape, costs, share: 1.0 }
     }
 }
 
@@ -194,6 +231,20 @@ impl Group {
         }
     }
 
+    /// Two trees, each with one half, in one direction: two messages of a half on each level for the rank that waits for
+    /// both; every port carries the whole buffer once.
+    fn two_trees(&self) -> Shape {
+        let port = DOUBLE_TREE_PORT.min(2.0 * (self.n - 1.0));
+        let messages = 2.0 * self.depth;
+        Shape {
+            hops: self.depth,
+            port_messages: port,
+            port_sent: port,
+            lasting: 1.0,
+            ..Shape::even(2.0, 1.0, messages, messages, 0.0)
+        }
+    }
+
     /// Blocks that halve (or double) from round to round: of a range of ranks, the larger half on the longest path.
     fn halves(&self) -> Shape {
         let (mut sent, mut range) = (0.0, self.ranks);
@@ -231,7 +282,10 @@ fn shape(collective: Collective, algorithm: Algorithm, ranks: u32) -> Option<Sha
         (C::AllReduce, A::Tree) => {
             // Down and up use the two directions of a port; a rank inside the tree has its parent besides its children.
             let (port_messages, port_sent) = (group.depth, group.depth);
-            Shape { port_messages, port_sent, ..group.tree().reducing().then(group.tree()) }
+            Shape { port_messages, port_sent, lasting: 1.0, ..group.tree().reducing().then(group.tree()) }
+        }
+        (C::AllReduce, A::DoubleTree) => {
+            Shape { lasting: 1.5, ..group.two_trees().reducing().then(group.two_trees()) }
         }
         (C::AllReduce, A::Doubling) => group.folded(1.0, 1.0, group.floor, group.floor),
         (C::AllReduce, A::Halving) => {
@@ -251,6 +305,8 @@ fn shape(collective: Collective, algorithm: Algorithm, ranks: u32) -> Option<Sha
             let hops = group.n - 1.0;
             Shape { port_messages: port, port_sent: port, ..Shape::even(1.0, 1.0, hops, hops, 0.0) }
         }
+        (C::Broadcast, A::DoubleTree) => group.two_trees(),
+        (C::Reduce, A::DoubleTree) => group.two_trees().reducing(),
         (C::Broadcast, A::ScatterAllGather) => group.halves().then(group.ring()),
         (C::Reduce, A::Tree) => group.tree().reducing(),
         (C::Reduce, A::Ring) => group.ring().reducing().then(group.exchange()),
@@ -266,6 +322,18 @@ fn shape(collective: Collective, algorithm: Algorithm, ranks: u32) -> Option<Sha
 /// combined (measured over TCP with 2 ranks and 64 MiB: 15.7 ms by 512 KiB, 16.9 ms by 1 MiB).
 pub const SLICE_MESSAGE_BYTES: [u64; 4] = [512 << 10, 256 << 10, 128 << 10, 64 << 10];
 
+/// Further ones for algorithms that have to have many slices under way ([`Estimate::slices_in_flight`]).
+const FINE_MESSAGE_BYTES: [u64; 2] = [32 << 10, 16 << 10];
+
+/// Slices under way at a time where a rank is busy with one all the way: one is combined while the next is on the wire.
+/// More of them leave the cache (measured over TCP with 2 ranks and 64 MiB: 15.7 ms with 2, 17.6 ms with 4).
+pub const FEWEST_IN_FLIGHT: u32 = 2;
+/// Most slices under way at a time that are ever asked for.
+pub const MOST_IN_FLIGHT: u32 = 16;
+/// Messages that a double tree holds a port for per slice and direction: two of a half each, and what is lost where the
+/// two trees wait for each other (a quarter, by simulation of 8 to 127 ranks).
+const DOUBLE_TREE_PORT: f64 = 2.5;
+
 /// What an algorithm costs with its best slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
@@ -274,6 +342,8 @@ pub struct Estimate {
     /// How many bytes of every chunk one slice covers; at least 1. A chunk of `c` bytes is run in
     /// `ceil(c / slice_bytes)` slices.
     pub slice_bytes: u64,
+    /// Slices of a rank that should be under way at a time.
+    pub slices_in_flight: u32,
 }
 
 /// Estimates `collective` by `algorithm` over `bytes` bytes: all chunks of one rank together (for an all-to-all, its
@@ -302,38 +372,52 @@ pub fn estimate_over_hosts(
     }
     let parts = hosts::parts(collective, algorithm, group, costs)?;
     let bytes = if collective == Collective::Barrier { 0 } else { bytes };
-    let cut = parts.iter().map(|(shape, _)| shape.parts).fold(1.0, f64::max);
-    let largest = parts.iter().map(|(shape, _)| shape.largest.ceil() as u64).max().unwrap_or(1).max(1);
+    let cut = parts.iter().map(|part| part.shape.parts).fold(1.0, f64::max);
+    let largest = parts.iter().map(|part| part.shape.largest.ceil() as u64).max().unwrap_or(1).max(1);
     let chunk_bytes = bytes.div_ceil(cut as u64);
     let mut best: Option<Estimate> = None;
-    for message_bytes in SLICE_MESSAGE_BYTES {
+    let lasting = parts.iter().any(|part| part.shape.lasting > 0.0);
+    let fine = if lasting { &FINE_MESSAGE_BYTES[..] } else { &[] };
+    for &message_bytes in SLICE_MESSAGE_BYTES.iter().chain(fine) {
         let slice_bytes = (message_bytes / largest).clamp(1, chunk_bytes.max(1));
         let slices = chunk_bytes.div_ceil(slice_bytes).max(1);
         // Slices of equal size: no small one is left over at the end.
         let slice_bytes = chunk_bytes.div_ceil(slices).max(1);
-        let time_us = time_us(&parts, bytes as f64 / cut, slices as f64);
+        let (time_us, slices_in_flight) = time_us(&parts, bytes as f64 / cut, slices as f64);
         if best.is_none_or(|best| time_us < best.time_us) {
-            best = Some(Estimate { time_us, slice_bytes });
+            best = Some(Estimate { time_us, slice_bytes, slices_in_flight });
         }
     }
     best
 }
 
-/// One slice goes through all parts; each further one takes as long as what it occupies longest.
-fn time_us(parts: &[(Shape, LinkCosts)], chunk_bytes: f64, slices: f64) -> f64 {
+/// One slice goes through all parts; each further one takes as long as what it occupies longest, or as its share of the
+/// whole path where no more are under way. Answers with how many should be.
+fn time_us(parts: &[Part], chunk_bytes: f64, slices: f64) -> (f64, u32) {
     let slice = chunk_bytes / slices;
-    let (mut path, mut port, mut core) = (0.0, 0.0, 0.0);
-    let mut offloaded = true;
-    for (shape, costs) in parts {
+    let (mut path, mut port, mut core, mut interface) = (0.0, 0.0, 0.0, 0.0_f64);
+    let (mut offloaded, mut lasting) = (true, 0.0_f64);
+    for Part { shape, costs, share } in parts {
         path += shape.hops * costs.latency_us
             + shape.messages * costs.message_us
-            + shape.sent * slice / costs.bytes_per_us
+            + shape.sent * slice / (costs.bytes_per_us * share)
             + shape.combined * slice / costs.reduce_bytes_per_us;
+        if *share < 1.0 {
+            interface += shape.port_sent * slice / (costs.bytes_per_us * share);
+        }
         port += shape.port_messages * costs.message_us + shape.port_sent * slice / costs.bytes_per_us;
         core += shape.core_combined * slice / costs.reduce_bytes_per_us;
         offloaded &= costs.offloaded;
+        lasting = lasting.max(shape.lasting);
     }
-    path + (slices - 1.0) * if offloaded { port.max(core) } else { port + core }
+    let busy = if offloaded { port.max(core) } else { port + core }.max(interface);
+    let (fewest, most) = (f64::from(FEWEST_IN_FLIGHT), f64::from(MOST_IN_FLIGHT));
+    if lasting == 0.0 || busy == 0.0 {
+        return (path + (slices - 1.0) * busy, FEWEST_IN_FLIGHT);
+    }
+    let in_flight = (lasting * path / busy).ceil().clamp(fewest, most);
+    let each = busy.max(path / in_flight);
+    (path + (slices - 1.0) * each, in_flight as u32)
 }
 
 #[cfg(test)]

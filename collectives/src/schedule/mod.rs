@@ -1,8 +1,8 @@
 //! Pure collective schedules: which rank sends, receives and combines which chunk, in which order. No bytes, no IO, no
 //! clock.
 //!
-//! [`choose`] picks an [`Algorithm`] and a slice for a [`Collective`] by closed formulas over [`LinkCosts`], for ranks that
-//! lie as an [`Arrangement`] says; [`Arrangement::schedule`] makes the schedule; the engine asks it for one [`Step`] after the other. [`simulate`] proves
+//! [`choose`] picks an [`Algorithm`] and a slice for a [`Collective`] by what was measured ([`Tuning`]), else by closed
+//! formulas over [`LinkCosts`], out of what may be used ([`Wanted`]), for ranks that lie as an [`Arrangement`] says; [`Arrangement::schedule`] makes the schedule; the engine asks it for one [`Step`] after the other. [`simulate`] proves
 //! schedules right and prices them in simulated time. Schedules know nothing of slices: the engine runs one schedule per
 //! slice, several at once, with bytes of its choosing for every chunk.
 //!
@@ -37,34 +37,45 @@ mod arrangement;
 mod cost;
 mod direct;
 mod dissemination;
+mod double_tree;
 mod doubling;
 mod halving;
 mod hierarchical;
 mod ring;
+mod runs;
 mod select;
 pub mod simulate;
 mod step;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod tuning;
+mod wanted;
 
 pub use algorithm::{Algorithm, Collective, NameError};
 pub use any::AnySchedule;
 pub use arrangement::{Arranged, Arrangement};
-pub use cost::{Costs, Estimate, LinkCosts, SLICE_MESSAGE_BYTES, estimate, estimate_over_hosts};
+pub use cost::{
+    Costs, Estimate, FEWEST_IN_FLIGHT, LinkCosts, MOST_IN_FLIGHT, SLICE_MESSAGE_BYTES, estimate,
+    estimate_over_hosts,
+};
 pub use direct::{
     DirectAllGather, DirectAllReduce, DirectAllToAll, DirectGather, DirectReduceScatter, DirectScatter,
 };
 pub use dissemination::DisseminationBarrier;
+pub use double_tree::DoubleTree;
 pub use doubling::{DoublingAllGather, DoublingAllReduce};
 pub use halving::{HalvingAllReduce, HalvingReduceScatter};
-pub use hierarchical::{LaneAllReduce, LeaderAllReduce};
+pub use hierarchical::{LaneAllReduce, LeaderSchedule};
 pub use ring::{ChainBroadcast, RingAllGather, RingAllReduce, RingReduce, RingReduceScatter};
-pub use select::{Choice, Why, choose};
+pub use runs::{Run, Runs};
+pub use select::{Basis, Choice, Priced, Why, choose, prices};
 pub use step::{Rank, Schedule, Span, Step};
 pub use tree::{
     ScatterAllGatherBroadcast, TreeAllReduce, TreeBroadcast, TreeGather, TreeReduce, TreeScatter,
 };
+pub use tuning::{Best, TUNING_LIMIT_BYTES, Tuning, TuningError};
+pub use wanted::{Wanted, WantedError};
 
 /// The most ranks a schedule is made for; step numbers and rank arithmetic stay far from overflow.
 pub const MAX_RANKS: u32 = 1 << 20;

@@ -1,4 +1,5 @@
-//! Chooses the algorithm and slice of a collective: the cheapest by the closed formulas.
+//! Chooses the algorithm and slice of a collective: what was measured to be quickest, else the cheapest by the closed
+//! formulas.
 
 #![forbid(unsafe_code)]
 
@@ -6,6 +7,8 @@ use super::algorithm::{Algorithm, Collective};
 use super::arrangement::{Arranged, Arrangement};
 use super::cost::{Costs, Estimate, estimate_over_hosts};
 use super::step::Rank;
+use super::tuning::Tuning;
+use super::wanted::Wanted;
 use std::fmt;
 
 /// The reason for a choice.
@@ -15,22 +18,23 @@ pub enum Why {
     Only,
     /// It costs least by the formulas.
     Cheapest,
-    /// It was asked for.
+    /// It was measured to be quickest.
+    Tuned,
+    /// It was asked for; of several that were, it costs least or was measured to be quickest.
     Forced,
-    /// Another was asked for that does not exist for this collective and number of ranks; this one costs least.
-    ForcedMissing(Algorithm),
+    /// Others were asked for that do not exist for this collective and number of ranks; this one costs least.
+    ForcedMissing,
 }
 
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Why::Only => f.write_str("the only algorithm here"),
-            Why::Cheapest => f.write_str("cheapest by the cost model"),
-            Why::Forced => f.write_str("asked for"),
-            Why::ForcedMissing(asked) => {
-                write!(f, "{asked} was asked for and does not exist here; cheapest by the cost model")
-            }
-        }
+        f.write_str(match self {
+            Why::Only => "the only algorithm here",
+            Why::Cheapest => "cheapest by the cost model",
+            Why::Tuned => "quickest as measured",
+            Why::Forced => "asked for",
+            Why::ForcedMissing => "what was asked for does not exist here; cheapest by the cost model",
+        })
     }
 }
 
@@ -42,6 +46,8 @@ pub struct Choice {
     /// How many bytes of every chunk one slice covers; at least 1. A chunk of `c` bytes is run in
     /// `ceil(c / slice_bytes)` slices. Round it up to whole elements.
     pub slice_bytes: u64,
+    /// Slices of a rank that are under way at a time; at least 1.
+    pub slices_in_flight: u32,
     /// What it costs by the formulas, in microseconds.
     pub time_us: f64,
     /// Why it was chosen.
@@ -55,41 +61,94 @@ impl Choice {
     }
 }
 
+/// What a choice is made by besides costs. All ranks of a group must hold equal ones.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Basis<'a> {
+    /// Which algorithms may be used.
+    pub wanted: Wanted,
+    /// What was measured.
+    pub tuning: Option<&'a Tuning>,
+}
+
+impl From<Algorithm> for Basis<'_> {
+    fn from(algorithm: Algorithm) -> Self {
+        Basis { wanted: algorithm.into(), tuning: None }
+    }
+}
+
+/// What an algorithm would cost: a line of the table that a choice is made from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Priced {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// What it costs by the formulas with its best slice.
+    pub estimate: Estimate,
+    /// Whether it may be used.
+    pub permitted: bool,
+}
+
+/// All algorithms that exist for `collective` among the ranks of `group`, with what they cost over `bytes` bytes. In the
+/// order of [`Collective::algorithms`].
+pub fn prices<'a>(
+    collective: Collective,
+    group: &'a Arrangement,
+    bytes: u64,
+    costs: &'a Costs,
+    wanted: &'a Wanted,
+) -> impl Iterator<Item = Priced> + 'a {
+    collective.algorithms().iter().filter_map(move |&algorithm| {
+        let estimate = estimate_over_hosts(collective, algorithm, group, bytes, costs)?;
+        Some(Priced { algorithm, estimate, permitted: wanted.permits(collective, algorithm) })
+    })
+}
+
 /// Chooses for `collective` among the ranks of `group` over `bytes` bytes (all chunks of one rank together; for an
-/// all-to-all, its send chunks). `forced` is taken where it exists. `None` for no ranks or more than
+/// all-to-all, its send chunks): of the algorithms that may be used, what was measured to be quickest for this size, else
+/// the cheapest by the formulas. Where none of those exists, of all algorithms. `None` for no ranks or more than
 /// [`MAX_RANKS`](super::MAX_RANKS).
 ///
 /// Equal arguments give equal choices on every machine: the formulas use only operations that IEEE 754 defines to the
 /// last bit, and of algorithms that cost the same, the one listed first by [`Collective::algorithms`] is taken. So ranks
-/// need not talk to agree, as long as they hold the same `costs`. Allocates nothing.
+/// need not talk to agree, as long as they hold the same `costs` and `basis`.
 pub fn choose(
     collective: Collective,
     group: &Arrangement,
     bytes: u64,
     costs: &Costs,
-    forced: Option<Algorithm>,
+    basis: Basis<'_>,
 ) -> Option<Choice> {
-    let priced = |algorithm| estimate_over_hosts(collective, algorithm, group, bytes, costs);
-    let made =
-        |algorithm, Estimate { time_us, slice_bytes }, why| Choice { algorithm, slice_bytes, time_us, why };
-    if let Some(algorithm) = forced
-        && let Some(estimate) = priced(algorithm)
-    {
-        return Some(made(algorithm, estimate, Why::Forced));
-    }
-    let mut best: Option<Choice> = None;
-    let mut rivals = 0;
-    for &algorithm in collective.algorithms() {
-        let Some(estimate) = priced(algorithm) else { continue };
+    let Basis { wanted, tuning } = basis;
+    let (mut rivals, mut permitted): (u32, u32) = (0, 0);
+    let (mut any, mut best): (Option<Priced>, Option<Priced>) = (None, None);
+    let tuned = tuning.and_then(|tuning| tuning.best(collective, group.ranks(), group.hosts(), bytes));
+    for priced in prices(collective, group, bytes, costs, &wanted) {
         rivals += 1;
-        if best.is_none_or(|best| estimate.time_us < best.time_us) {
-            best = Some(made(algorithm, estimate, Why::Cheapest));
+        let cheaper =
+            |than: Option<Priced>| than.is_none_or(|than| priced.estimate.time_us < than.estimate.time_us);
+        if cheaper(any) {
+            any = Some(priced);
+        }
+        if !priced.permitted {
+            continue;
+        }
+        permitted += 1;
+        if let Some(tuned) = tuned.filter(|tuned| tuned.algorithm == priced.algorithm) {
+            let why = if wanted.is_any(collective) { Why::Tuned } else { Why::Forced };
+            let super::tuning::Best { algorithm, slice_bytes, slices_in_flight, .. } = *tuned;
+            let time_us = priced.estimate.time_us;
+            return Some(Choice { algorithm, slice_bytes, slices_in_flight, time_us, why });
+        }
+        if cheaper(best) {
+            best = Some(priced);
         }
     }
-    let why = match forced {
-        Some(asked) => Why::ForcedMissing(asked),
-        None if rivals == 1 => Why::Only,
-        None => Why::Cheapest,
+    let why = match (wanted.is_any(collective), permitted, rivals) {
+        (false, 0, _) => Why::ForcedMissing,
+        (false, ..) => Why::Forced,
+        (true, _, 1) => Why::Only,
+        (true, ..) => Why::Cheapest,
     };
-    best.map(|best| Choice { why, ..best })
+    let Priced { algorithm, estimate, .. } = best.or(any)?;
+    let Estimate { time_us, slice_bytes, slices_in_flight } = estimate;
+    Some(Choice { algorithm, slice_bytes, slices_in_flight, time_us, why })
 }

@@ -150,7 +150,7 @@ impl World {
             hosts_coordinator: launch.coordinator.i_host,
         };
         let meet = |addresses| agent.next_round(round(addresses)).map(Met::from);
-        let (comm, met, bridge) = group(launch, settings, &me, seat.algorithm, agent, meet)?;
+        let (comm, met, bridge) = group(launch, settings, &me, agent, meet)?;
         bridge.connect(agent, met.table.members.clone(), rank, comm.reporter());
         seat.eye.turn(comm.reporter());
         let key = group_key(met.table.secret, &launch.job_id, settings);

@@ -33,6 +33,7 @@ pub mod report;
 pub mod site;
 pub mod task;
 pub mod transports;
+mod tuning;
 pub mod worker;
 pub mod world;
 

@@ -4,7 +4,7 @@
 //! are there. Connections are made later, by the data plane, when they are needed.
 
 use super::abort::Bridge;
-use super::card::{self, CardError};
+use super::card::{self, Card, CardError};
 use super::coordinator::start_coordinator;
 use super::elastic::{self, Latest, Met};
 use super::pinning::{Binding, PinningError};
@@ -12,6 +12,7 @@ use super::proof::group_key;
 use super::report::{self, Eye, Me};
 use super::site::{self, TopologyFileError};
 use super::transports::{Identity, Opened, TransportsError, open};
+use super::tuning::{self, TuningFileError};
 use crate::launch::{Launch, RANK_JOB};
 use crate::random::incarnation;
 use crate::rpc::client::{
@@ -20,10 +21,10 @@ use crate::rpc::client::{
 use crate::rpc::credentials::Credentials;
 use crate::rpc::serve::{ServeError, Server};
 use crate::rpc::tls::TlsError;
-use crate::settings::{GpuSettings, NameList, Settings};
+use crate::settings::{GpuSettings, Settings};
 use crate::window::WindowConfig;
-use ringway_collectives::engine::{self, CollectiveError, Communicator, EngineOptions, GroupInfo, Member};
-use ringway_collectives::schedule::Algorithm;
+use ringway_collectives::engine::{CollectiveError, Communicator, EngineOptions, GroupInfo, Member};
+use ringway_collectives::schedule::{Costs, Tuning};
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::{HugePages, Pool, pool};
 use ringway_dataplane::transport::{ConnectError, Key, Keyring, Peer};
@@ -135,9 +136,14 @@ pub enum JoinError {
         /// What happened.
         source: PinningError,
     },
-    /// The algorithm that the settings ask for does not exist.
-    #[error("RINGWAY_ALGO: {0}")]
-    Algorithm(String),
+    /// The file of what was measured is of no use.
+    #[error("rank {rank}: {source}")]
+    Tuning {
+        /// This rank.
+        rank: u32,
+        /// What is wrong.
+        source: TuningFileError,
+    },
     /// This host has no usable name.
     #[error("rank {rank}: {source}")]
     Host {
@@ -166,7 +172,6 @@ pub(super) struct Seat {
     server: Option<Server>,
     pub(super) launch: Launch,
     pub(super) settings: Settings,
-    pub(super) algorithm: Option<Algorithm>,
     pub(super) eye: Eye,
 }
 
@@ -285,7 +290,6 @@ fn all_ranks(
 /// Starts the agent, and enters the job's group.
 fn enter(launch: &Launch, settings: &Settings, meet: Meet) -> Result<(Communicator, World), JoinError> {
     let rank = launch.rank.0;
-    let algorithm = algorithm(&settings.algo)?;
     let life = incarnation();
     let me = Identity { number: rank, keys: Keyring::default(), life };
     let (server, address) = coordinator(launch, settings)?;
@@ -301,9 +305,7 @@ fn enter(launch: &Launch, settings: &Settings, meet: Meet) -> Result<(Communicat
         Credentials::from_settings(settings).map_err(|source| JoinError::Tls { rank, source })?;
     let agent = Agent::start(config).map_err(|source| JoinError::Agent { rank, source })?;
     // The service knows this rank from here on: the others hear of what stops it.
-    let met = group(launch, settings, &me, algorithm, &agent, |addresses| {
-        meet(launch, settings, &agent, addresses)
-    });
+    let met = group(launch, settings, &me, &agent, |addresses| meet(launch, settings, &agent, addresses));
     match met {
         Ok((comm, met, bridge)) => {
             let agent = Arc::new(agent);
@@ -317,7 +319,7 @@ fn enter(launch: &Launch, settings: &Settings, meet: Meet) -> Result<(Communicat
             let key = group_key(met.table.secret, &launch.job_id, settings);
             let latest = Latest::new(met, key, &agent, &launch.job_id);
             let (launch, settings) = (launch.clone(), settings.clone());
-            let seat = Seat { agent: Some(agent), server, launch, settings, algorithm, eye };
+            let seat = Seat { agent: Some(agent), server, launch, settings, eye };
             Ok((comm, World { seat: Arc::new(seat), latest }))
         }
         Err(error) => {
@@ -343,7 +345,6 @@ pub(super) fn group(
     launch: &Launch,
     settings: &Settings,
     me: &Identity,
-    algorithm: Option<Algorithm>,
     agent: &Agent,
     meet: impl FnOnce(Vec<u8>) -> Result<Met, NotJoined>,
 ) -> Result<(Communicator, Met, Arc<Bridge>), JoinError> {
@@ -360,8 +361,9 @@ pub(super) fn group(
         // Said at once, in case the others never come; the rank ends by it when they have heard why.
         tracing::error!("rank {rank}: {unusable}");
     }
-    let met =
-        meet(card::write(&site, &opened.address())).map_err(|source| JoinError::Group { rank, source })?;
+    let tuning = tuning::told_by(rank, settings).map_err(|source| JoinError::Tuning { rank, source })?;
+    let card = Card { site, tuning, address: opened.address() };
+    let met = meet(card::write(&card)).map_err(|source| JoinError::Group { rank, source })?;
     let members = &met.table.members;
     let mut transport = match opened {
         Opened::Endpoint(endpoint) => endpoint,
@@ -370,15 +372,12 @@ pub(super) fn group(
     let key = group_key(met.table.secret, &launch.job_id, settings);
     let mine = members.iter().position(|member| member.process == *agent.process());
     let mut group = GroupInfo { id: WORLD_GROUP, my_rank: mine.unwrap_or(0) as u32, members: Vec::new() };
+    let mut measured = None;
     for member in members {
         let number = number(member);
         let host = member.process.host.name();
-        let (site, address) = card::read(&member.addresses).map_err(|source| JoinError::Card {
-            rank,
-            peer: member.rank,
-            host: host.to_owned(),
-            source,
-        })?;
+        let Card { site, tuning, address } = card::read(&member.addresses)
+            .map_err(|source| JoinError::Card { rank, peer: member.rank, host: host.to_owned(), source })?;
         if number != rank {
             me.keys.admit(member.process.incarnation.0, key.clone());
             transport.connect(Peer(number), &address).map_err(|source| JoinError::Connect {
@@ -388,6 +387,7 @@ pub(super) fn group(
                 source,
             })?;
         }
+        measured = measured.or(tuning);
         group.members.push(Member {
             peer: Peer(number),
             host: host.to_owned(),
@@ -397,7 +397,7 @@ pub(super) fn group(
         });
     }
     let bridge = Arc::new(Bridge::default());
-    let mut options = options(settings, algorithm);
+    let mut options = options(settings, measured);
     options.on_failure = Some(bridge.on_failure());
     options.write_down = report::write_down(settings, Me::new(launch, agent.process().clone()));
     options.on_progress_thread = binding.on_progress_thread();
@@ -434,36 +434,19 @@ fn coordinator(launch: &Launch, settings: &Settings) -> Result<(Option<Server>, 
     Ok((Some(server), address))
 }
 
-/// The one algorithm that the settings force, if they do.
-fn algorithm(wanted: &NameList) -> Result<Option<Algorithm>, JoinError> {
-    match wanted {
-        NameList::Auto => Ok(None),
-        NameList::Only(names) => match names.as_slice() {
-            [one] => one.parse().map(Some).map_err(|e| JoinError::Algorithm(format!("{e}"))),
-            several => Err(JoinError::Algorithm(format!(
-                "{} names {} algorithms: name one, or leave it unset to have the best chosen per call",
-                several.join(","),
-                several.len()
-            ))),
-        },
-        NameList::Except(names) => Err(JoinError::Algorithm(format!(
-            "^{} excludes algorithms: name the one to use, or leave it unset to have the best chosen per call",
-            names.join(",")
-        ))),
-    }
-}
-
 /// A spin of this length.
 pub(super) fn micros(spin: Duration) -> SpinPolicy {
     SpinPolicy::Micros(u32::try_from(spin.as_micros()).unwrap_or(u32::MAX))
 }
 
-fn options(settings: &Settings, algorithm: Option<Algorithm>) -> EngineOptions {
+fn options(settings: &Settings, measured: Option<Tuning>) -> EngineOptions {
     let huge = if settings.huge_pages { HugePages::Auto } else { HugePages::Off };
     EngineOptions {
         slice_bytes: settings.slice_bytes.and_then(|b| usize::try_from(b).ok()),
-        slices_in_flight: settings.slices_in_flight.unwrap_or(engine::DEFAULT_SLICES_IN_FLIGHT),
-        algorithm,
+        slices_in_flight: settings.slices_in_flight,
+        costs: measured.as_ref().map_or_else(Costs::default, |measured| measured.costs),
+        wanted: settings.algo,
+        tuning: measured.map(Arc::new),
         check: settings.check,
         spin: settings.spin.map_or(SpinPolicy::Auto, micros),
         pool: Pool::new(pool::DEFAULT_KEEP_BYTES, huge),

@@ -1,5 +1,7 @@
 //! What kinds of values settings take, and how they are told to people.
 
+use ringway_collectives::schedule::Algorithm;
+
 /// Fewest characters of a token: random hexadecimal digits then hold 64 bits.
 pub const MIN_TOKEN_CHARS: usize = 16;
 /// Most characters of a token.
@@ -37,6 +39,8 @@ pub enum Kind {
     OneOf(&'static [&'static str]),
     /// `auto`; or some of these words, best first, separated by commas; or `^` and the words to leave out.
     SomeOf(&'static [&'static str]),
+    /// `auto`, or algorithms in the grammar of NCCL's `NCCL_ALGO`: [`Wanted`](ringway_collectives::schedule::Wanted).
+    Algorithms,
     /// Interface-name prefixes separated by commas; `=` before the list asks for whole names, `^` leaves them out.
     Interfaces,
     /// RDMA devices: as [`Kind::Interfaces`], each with a port after `:` where one is meant.
@@ -69,6 +73,14 @@ impl Kind {
                 "auto, or a list out of {} separated by commas (best first), or ^ and a list to leave out",
                 words.join(", ")
             ),
+            Kind::Algorithms => {
+                let names = Algorithm::ALL.map(|algorithm| algorithm.name().to_ascii_lowercase());
+                format!(
+                    "auto, or a list out of {} separated by commas, or ^ and a list to leave out; for one collective with its \
+                     name before, as in ring;allreduce:^tree;broadcast:chain",
+                    names.join(", ")
+                )
+            }
             Kind::Interfaces => "a list of interface-name prefixes separated by commas: eth,ib takes those, \
                 =eth0 exactly that one, ^docker all but those, ^=eth3 all but exactly that one"
                 .to_owned(),

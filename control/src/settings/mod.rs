@@ -17,12 +17,14 @@ mod serve;
 mod shm;
 mod status;
 pub mod table;
+mod typed;
 mod value;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
+use ringway_collectives::schedule::Wanted;
 use ringway_dataplane::fabric::Policy;
 use ringway_dataplane::fabric::interface::{self, Filter};
 use ringway_dataplane::rdma::RdmaConfig;
@@ -33,7 +35,7 @@ pub use security::TlsFiles;
 pub use serve::ServeSettings;
 pub use status::StatusSettings;
 use table::{Kind, Setting, TABLE};
-use value::Value;
+use typed::{Values, mismatch};
 pub use value::{
     CongestionControl, CoordinatorBy, Family, HostPort, IoDriver, NameList, Pin, Secret, byte_count,
 };
@@ -88,7 +90,9 @@ pub struct Settings {
     /// `RINGWAY_IB_*`, but for the NUMA node, which the rank finds out.
     pub rdma_config: RdmaConfig,
     /// `RINGWAY_ALGO`.
-    pub algo: NameList,
+    pub algo: Wanted,
+    /// `RINGWAY_TUNING_FILE`.
+    pub tuning_file: Option<String>,
     /// `RINGWAY_EAGER_BYTES`; `None` leaves it to the transport.
     pub eager_bytes: Option<u64>,
     /// `RINGWAY_SLICE_BYTES`; `None` leaves it to the engine.
@@ -341,7 +345,8 @@ impl Settings {
             shm: values.policy("RINGWAY_SHM"),
             rdma: values.policy("RINGWAY_RDMA"),
             rdma_config: values.rdma_config(),
-            algo: values.names("RINGWAY_ALGO"),
+            algo: values.algorithms("RINGWAY_ALGO"),
+            tuning_file: values.text("RINGWAY_TUNING_FILE"),
             eager_bytes: values.number("RINGWAY_EAGER_BYTES"),
             slice_bytes: values.number("RINGWAY_SLICE_BYTES"),
             inter_op_threads: values.count("RINGWAY_INTER_OP_THREADS"),
@@ -421,113 +426,10 @@ fn shown(setting: &Setting, text: &str) -> String {
     }
 }
 
-/// Reads typed values out of checked texts and the table's defaults.
-struct Values<'a> {
-    given: &'a BTreeMap<&'static str, String>,
-}
-
-impl Values<'_> {
-    /// The value in force: given, else the default, else `None`.
-    ///
-    /// # Panics
-    /// When a default is not allowed by its own row or a field names no row: a mistake in this module, which any
-    /// use of it shows at once.
-    fn value(&self, name: &str) -> Option<Value> {
-        let setting = table::find(name).expect("a field of Settings has a row in the table");
-        let text = self.given.get(name).map(String::as_str).or(setting.default)?;
-        let value = value::read(&setting.kind, text, setting.unit == "bytes");
-        Some(value.expect("given texts are checked, and defaults are within their own ranges"))
-    }
-
-    fn text(&self, name: &str) -> Option<String> {
-        match self.value(name)? {
-            Value::Text(text) => Some(text),
-            other => mismatch(name, &other),
-        }
-    }
-
-    fn number(&self, name: &str) -> Option<u64> {
-        match self.value(name)? {
-            Value::Auto => None,
-            Value::Number(number) => Some(number),
-            other => mismatch(name, &other),
-        }
-    }
-
-    fn count(&self, name: &str) -> Option<u32> {
-        self.number(name).map(|number| u32::try_from(number).expect("ranges of counts end below 2^32"))
-    }
-
-    fn millis(&self, name: &str) -> Duration {
-        Duration::from_millis(self.number(name).expect("every time limit has a default"))
-    }
-
-    fn switch(&self, name: &str) -> bool {
-        match self.value(name) {
-            Some(Value::Switch(on)) => on,
-            other => mismatch(name, &other),
-        }
-    }
-
-    fn word(&self, name: &str) -> Option<&'static str> {
-        match self.value(name)? {
-            Value::Word(word) => Some(word),
-            other => mismatch(name, &other),
-        }
-    }
-
-    fn policy(&self, name: &str) -> Policy {
-        match self.word(name) {
-            Some("require") => Policy::Require,
-            Some("off") => Policy::Off,
-            _ => Policy::Prefer,
-        }
-    }
-
-    fn names(&self, name: &str) -> NameList {
-        match self.value(name) {
-            Some(Value::Names(names)) => names,
-            other => mismatch(name, &other),
-        }
-    }
-
-    fn address(&self, name: &str) -> Option<HostPort> {
-        match self.value(name)? {
-            Value::Address(address) => Some(address),
-            other => mismatch(name, &other),
-        }
-    }
-
-    fn addresses(&self, name: &str) -> Vec<HostPort> {
-        match self.value(name) {
-            None => Vec::new(),
-            Some(Value::Addresses(addresses)) => addresses,
-            Some(other) => mismatch(name, &other),
-        }
-    }
-
-    fn interfaces(&self, name: &str) -> Option<Filter> {
-        match self.value(name)? {
-            Value::Interfaces(filter) => Some(filter),
-            other => mismatch(name, &other),
-        }
-    }
-
-    fn pin(&self, name: &str) -> Pin {
-        match self.value(name) {
-            Some(Value::Pin(pin)) => pin,
-            other => mismatch(name, &other),
-        }
-    }
-}
-
-fn mismatch<T>(name: &str, value: &dyn std::fmt::Debug) -> T {
-    unreachable!("{name}: the typed field and the table's kind differ: {value:?}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringway_collectives::schedule::{Algorithm, Collective};
 
     fn problems(pairs: &[(&str, &str)]) -> Vec<String> {
         Settings::from_pairs(pairs.iter().copied())
@@ -578,7 +480,8 @@ mod tests {
         assert_eq!(settings.coordinator_by, CoordinatorBy::Outside);
         assert_eq!(settings.slice_bytes, Some(512 << 10));
         assert_eq!(settings.spin, Some(Duration::ZERO));
-        assert!(!settings.algo.permits("ring") && settings.algo.permits("tree"));
+        let permits = |algorithm| settings.algo.permits(Collective::AllReduce, algorithm);
+        assert!(!permits(Algorithm::Ring) && permits(Algorithm::Tree));
         assert!(settings.net.permits("epoll") && !settings.net.permits("uring"));
         assert_eq!(settings.io_driver, IoDriver::Uring);
         assert_eq!(settings.congestion_control, CongestionControl::Named("reno".into()));
@@ -608,8 +511,9 @@ mod tests {
         assert_eq!(
             found,
             [
-                "RINGWAY_ALGO=rings is not allowed: give auto, or a list out of ring, tree, doubling, halving, \
-                 direct, chain, scatterallgather, dissemination, leaders, lanes separated by commas (best first), or ^ and a list to leave out",
+                "RINGWAY_ALGO=rings is not allowed: give auto, or a list out of ring, tree, doubling, halving, direct, chain, \
+                 scatterallgather, dissemination, leaders, lanes, doubletree, lanehalving, lanetrees separated by commas, or ^ and \
+                 a list to leave out; for one collective with its name before, as in ring;allreduce:^tree;broadcast:chain",
                 "RINGWAY_JOB_ID=(empty) is not allowed: give any text that is not empty",
                 "RINGWAY_SLICE_BYTES=64 is not allowed: give auto, or a whole number from 4096 to 1073741824 bytes \
                  (K, M and G mean powers of 1024)",

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ringway_collectives::schedule::Wanted;
 use ringway_dataplane::fabric::interface::Filter;
 use ringway_dataplane::rdma::choice::{AddressRange, HcaFilter};
 
@@ -16,6 +17,7 @@ pub(super) enum Value {
     Switch(bool),
     Word(&'static str),
     Names(NameList),
+    Algorithms(Wanted),
     Address(HostPort),
     Addresses(Vec<HostPort>),
     Interfaces(Filter),
@@ -181,6 +183,7 @@ pub(super) fn read(kind: &Kind, text: &str, bytes: bool) -> Option<Value> {
         Kind::OneOf(words) => word(text, words).map(Value::Word),
         Kind::SomeOf(words) => names(text, words).map(Value::Names),
         Kind::Interfaces => text.parse().ok().map(Value::Interfaces),
+        Kind::Algorithms => text.parse().ok().map(Value::Algorithms),
         Kind::Hcas => text.parse().ok().map(Value::Hcas),
         Kind::AddressRange => text.parse().ok().map(Value::Range),
         Kind::HostPort => HostPort::parse(text).map(Value::Address),

@@ -12,7 +12,7 @@
 //! - I4: where ranks of a host have network devices of their own (rails), a host is visited backwards if the ring then
 //!   enters it on the rail by which it left the last one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 
@@ -161,6 +161,23 @@ pub fn hosts_in_order(locations: &[Location]) -> Vec<u32> {
     machines(locations).iter().map(|ranks| ranks.len() as u32).collect()
 }
 
+/// How many ranks each NUMA node has, in the order of [`ring_order`]. Neighbours of one machine whose nodes are not known
+/// count as of one.
+#[must_use]
+pub fn nodes_in_order(locations: &[Location]) -> Vec<u32> {
+    let machines = machines(locations);
+    let same = |a: &&Location, b: &&Location| (a.site.package, a.site.node) == (b.site.package, b.site.node);
+    machines.iter().flat_map(|ranks| ranks.chunk_by(same)).map(|ranks| ranks.len() as u32).collect()
+}
+
+/// How many network devices the ranks of each machine share out among them: the fewest of any machine, and at least one.
+#[must_use]
+pub fn rails_per_host(locations: &[Location]) -> u32 {
+    let rails =
+        |ranks: &Vec<&Location>| ranks.iter().filter_map(|at| at.site.rail).collect::<BTreeSet<_>>().len();
+    machines(locations).iter().map(rails).min().map_or(1, |rails| rails.max(1) as u32)
+}
+
 /// The ranks machine by machine, in order.
 fn machines(locations: &[Location]) -> Vec<Vec<&Location>> {
     let paths: Vec<Vec<Level<'_>>> = locations.iter().map(path).collect();
@@ -274,6 +291,11 @@ mod tests {
                 hosts_in_order(&locations),
                 vec![packages * nodes * per_node; (racks * hosts) as usize]
             );
+            assert_eq!(
+                nodes_in_order(&locations),
+                vec![per_node; (racks * hosts * packages * nodes) as usize]
+            );
+            assert_eq!(rails_per_host(&locations), 1, "none are told");
         }
     }
 
@@ -314,6 +336,7 @@ mod tests {
         };
         for (hosts, rails, left) in [(4, 8, 0), (2, 4, 0), (3, 4, 1), (5, 2, 1)] {
             let locations = on_rails(hosts, rails);
+            assert_eq!(rails_per_host(&locations), rails);
             let order = ring_order(&locations);
             assert_eq!(crossing(&locations, &order), left, "I4: {hosts} hosts of {rails} rails");
             assert_eq!(hops_at_least(&order, &locations, Distance::Network), hosts as usize, "I2");

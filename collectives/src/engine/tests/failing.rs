@@ -147,7 +147,7 @@ fn a_rank_that_would_cut_calls_differently_is_found_in_the_first_one() {
     let base = EngineOptions { slice_bytes: Some(256), ..EngineOptions::default() };
     let costs = Costs { between: LinkCosts { latency_us: 3.5, ..base.costs.between }, ..base.costs };
     let others = [
-        EngineOptions { slices_in_flight: 1, ..base.clone() },
+        EngineOptions { slices_in_flight: Some(1), ..base.clone() },
         EngineOptions { slice_bytes: Some(512), ..base.clone() },
         EngineOptions { slice_bytes: None, ..base.clone() },
         EngineOptions { costs, ..base.clone() },

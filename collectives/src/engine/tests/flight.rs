@@ -25,7 +25,7 @@ fn all_reduce() -> Request {
 }
 
 fn world() -> World {
-    let options = EngineOptions { algorithm: Some(Algorithm::Ring), ..EngineOptions::default() };
+    let options = EngineOptions { wanted: Algorithm::Ring.into(), ..EngineOptions::default() };
     World::new(3, LoopbackConfig::default(), &options)
 }
 

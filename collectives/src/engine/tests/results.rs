@@ -174,9 +174,9 @@ fn check(case: &Case, ends: &[(Vec<u8>, Vec<u8>)], label: &str) {
 /// All collectives of one algorithm among `n` ranks.
 fn sweep(n: u32, config: LoopbackConfig, algorithm: Algorithm, rng: &mut Rng) {
     let options = EngineOptions {
-        algorithm: Some(algorithm),
+        wanted: algorithm.into(),
         slice_bytes: Some([8, 24, 200, 4096][rng.below(4)]),
-        slices_in_flight: 1 + rng.below(5) as u32,
+        slices_in_flight: Some(1 + rng.below(5) as u32),
         ..EngineOptions::default()
     };
     let mut world = World::new(n, config, &options);
@@ -251,7 +251,7 @@ fn sums_that_round_are_the_same_bits_on_all_ranks_and_every_time() {
         let mut first: Option<Vec<u8>> = None;
         for (seed, eager_bytes) in [(1, 0), (2, 65536), (3, 0)] {
             let options =
-                EngineOptions { algorithm: Some(*algorithm), slice_bytes: Some(512), ..Default::default() };
+                EngineOptions { wanted: (*algorithm).into(), slice_bytes: Some(512), ..Default::default() };
             let config = LoopbackConfig { seed, eager_bytes, depth: 64, reorder: true };
             let mut world = World::new(n, config, &options);
             let mut case = case(Collective::AllReduce, n, count, DType::F32, ReduceOp::Sum, 0, true);
@@ -303,7 +303,7 @@ fn calls_started_in_different_orders_on_several_groups_end() {
     // C2: each of them alone fills the depth.
     for (depth, seed) in [(4, 6), (16, 7), (64, 8)] {
         let options = EngineOptions {
-            algorithm: Some(Algorithm::Ring),
+            wanted: Algorithm::Ring.into(),
             slice_bytes: Some(64),
             ..EngineOptions::default()
         };

@@ -66,7 +66,7 @@ impl World {
             core
         });
         let cores = cores.collect();
-        let label = format!("{ranks} ranks, {config:?}, {:?}", options[0].algorithm);
+        let label = format!("{ranks} ranks, {config:?}, {:?}", options[0].wanted);
         World { hub, cores, rng: Rng(config.seed), now: Instant::now(), label }
     }
 

@@ -5,9 +5,9 @@
 //! or of doubling and halving, the rounds that reach farther than a host. In those all ranks of a host send at once, each
 //! at its share of the interface.
 
-use super::{Costs, Group, LinkCosts, Shape, shape};
+use super::{Costs, Group, LinkCosts, Part, Shape, shape};
 use crate::schedule::algorithm::{Algorithm, Collective};
-use crate::schedule::arrangement::Arrangement;
+use crate::schedule::arrangement::{Arrangement, among_hosts};
 
 /// The parts of an algorithm that run one after another, each over links of one kind; their chunks are of one size.
 pub(super) fn parts(
@@ -15,52 +15,91 @@ pub(super) fn parts(
     algorithm: Algorithm,
     group: &Arrangement,
     costs: &Costs,
-) -> Option<Vec<(Shape, LinkCosts)>> {
+) -> Option<Vec<Part>> {
     use {Algorithm as A, Collective as C};
     let ranks = group.ranks();
     if !group.has_hosts() {
-        let one_host = group.ranks_per_host() >= ranks;
-        return Some(vec![(
-            shape(collective, algorithm, ranks)?,
-            if one_host { costs.inside } else { costs.between },
-        )]);
+        let link = if group.hosts() == 1 { costs.inside } else { costs.between };
+        return Some(vec![Part::alone(shape(collective, algorithm, ranks)?, link)]);
     }
-    let (lanes, hosts) = (group.ranks_per_host(), group.hosts());
-    let (inside, between) = (costs.inside, costs.between);
-    let shared = LinkCosts { bytes_per_us: between.bytes_per_us / f64::from(lanes), ..between };
-    let levels = |far: LinkCosts| -> Option<Vec<(Shape, LinkCosts)>> {
-        Some(vec![
-            (shape(collective, algorithm, lanes)?, inside),
-            (shape(collective, algorithm, hosts)?, far),
-        ])
+    let (lanes, hosts) = (group.most_per_host(), group.hosts());
+    let (near, far) = (
+        |shape| Part::alone(shape, costs.inside),
+        // So many ranks of a host send at once, each at its share of the interfaces.
+        |shape, at_once: u32| {
+            let share = f64::from(group.rails().min(at_once)) / f64::from(at_once);
+            Part { shape, costs: costs.between, share }
+        },
+    );
+    let levels = |at_once: u32| -> Option<Vec<Part>> {
+        let (inside, among) = (shape(collective, algorithm, lanes)?, shape(collective, algorithm, hosts)?);
+        Some(vec![near(inside), far(among, at_once)])
     };
     Some(match (collective, algorithm) {
         (_, A::Ring | A::Chain) => {
-            vec![(shape(collective, algorithm, ranks)?, once_per_host(ranks, hosts, costs))]
+            let shape = shape(collective, algorithm, ranks)?;
+            vec![Part::alone(shape, once_per_host(ranks, hosts, costs))]
         }
         // One rank per host sends to another host.
-        (C::AllReduce | C::Broadcast | C::Reduce, A::Tree) => levels(between)?,
-        (C::AllReduce, A::Doubling) | (C::Barrier, A::Dissemination) => levels(shared)?,
+        (C::AllReduce | C::Broadcast | C::Reduce, A::Tree | A::DoubleTree) => levels(1)?,
+        (C::AllReduce, A::Doubling) | (C::Barrier, A::Dissemination) => levels(lanes)?,
         (C::AllReduce, A::Halving) => {
-            // What is left after halving between hosts is halved inside.
-            let far = shape(collective, algorithm, hosts)?;
-            let near = shape(collective, algorithm, lanes)?;
-            let all = far.parts * near.parts;
-            vec![(far.in_parts(all, 1.0), shared), (near.in_parts(all, 1.0 / far.parts), inside)]
+            let among = shape(collective, algorithm, hosts)?;
+            let inside = shape(collective, algorithm, lanes)?;
+            let all = among.parts * inside.parts;
+            // Neighbours halve first: what is left after that goes between hosts, if rounds keep to hosts.
+            let keeps = lanes.is_power_of_two() && group.fewest_per_host() == lanes;
+            let left = if keeps { 1.0 / inside.parts } else { 1.0 };
+            vec![near(inside.in_parts(all, 1.0)), far(among.in_parts(all, left), lanes)]
         }
-        (C::AllReduce, A::Leaders) => {
-            let tree = Group::of(lanes).tree();
-            let among = shape(C::AllReduce, A::Doubling, hosts)?;
-            vec![(tree.reducing(), inside), (among, between), (tree, inside)]
+        (_, A::Leaders) => {
+            let among = among_hosts(collective, algorithm, hosts)?;
+            if collective == C::AllGather && !group.is_in_order() {
+                return None;
+            }
+            leaders(collective, shape(collective, among, hosts)?, (lanes, ranks), costs)?
         }
-        (C::AllReduce, A::Lanes) if ranks.is_multiple_of(lanes) => {
-            let ring = Group::of(lanes).ring();
-            let among = shape(C::AllReduce, A::Ring, hosts)?;
+        (C::AllReduce, A::Lanes | A::LaneHalving | A::LaneTrees) => {
+            let among = shape(C::AllReduce, among_hosts(collective, algorithm, hosts)?, hosts)?;
+            let fewest = group.fewest_per_host();
+            let ring = Group::of(fewest).ring();
             let all = ring.parts * among.parts;
             let here = ring.in_parts(all, 1.0);
-            vec![(here.reducing(), inside), (among.in_parts(all, 1.0 / ring.parts), shared), (here, inside)]
+            let beyond = f64::from((lanes - fewest).div_ceil(fewest));
+            let handed = Shape::even(1.0, beyond.min(1.0), beyond, beyond, 0.0).in_parts(all, 1.0);
+            vec![
+                near(handed.reducing().then(here.reducing())),
+                far(among.in_parts(all, 1.0 / ring.parts), fewest),
+                near(here.then(handed)),
+            ]
         }
-        _ => vec![(shape(collective, algorithm, ranks)?, shared)],
+        _ => vec![far(shape(collective, algorithm, ranks)?, lanes)],
+    })
+}
+
+/// Up a tree, among hosts, and down, or what of that the collective has.
+fn leaders(
+    collective: Collective,
+    among: Shape,
+    (lanes, ranks): (u32, u32),
+    costs: &Costs,
+) -> Option<Vec<Part>> {
+    let tree = Group::of(lanes).tree();
+    let (near, far) = (|shape| Part::alone(shape, costs.inside), |shape| Part::alone(shape, costs.between));
+    Some(match collective {
+        // Ranks that lead none wait for most of the time.
+        Collective::AllReduce => {
+            vec![near(Shape { lasting: 1.0, ..tree.reducing() }), far(among), near(tree)]
+        }
+        Collective::Broadcast => vec![far(among), near(tree)],
+        Collective::Reduce => vec![near(tree.reducing()), far(among)],
+        Collective::Barrier => vec![near(tree), far(among), near(tree)],
+        Collective::AllGather => {
+            let all = f64::from(ranks);
+            let gathered = Group::of(lanes).halves().in_parts(all, f64::from(lanes) / all);
+            vec![near(gathered), far(among.in_parts(all, 1.0)), near(tree.in_parts(all, 1.0))]
+        }
+        _ => return None,
     })
 }
 

@@ -23,7 +23,8 @@ fn choose(
     forced: Option<Algorithm>,
 ) -> Option<Choice> {
     let group = Arrangement::together(ranks);
-    super::super::choose(collective, &group, bytes, &Costs::from(*costs), forced)
+    let basis = forced.map_or(Basis::default(), Basis::from);
+    super::super::choose(collective, &group, bytes, &Costs::from(*costs), basis)
 }
 
 fn simulated_us(
@@ -33,9 +34,10 @@ fn simulated_us(
     bytes: u64,
     costs: &LinkCosts,
 ) -> f64 {
-    let slice_bytes = estimate(collective, algorithm, ranks, bytes, costs).unwrap().slice_bytes;
+    let estimate = estimate(collective, algorithm, ranks, bytes, costs).unwrap();
     let schedule = AnySchedule::new(collective, algorithm, ranks, 0).unwrap();
-    let work = Workload { bytes, slice_bytes, slices_in_flight: 8 };
+    let Estimate { slice_bytes, slices_in_flight, .. } = estimate;
+    let work = Workload { bytes, slice_bytes, slices_in_flight };
     price(&schedule, collective, &Network::flat(ranks, *costs), &work).unwrap().time_us
 }
 
@@ -81,7 +83,8 @@ fn short_buffers_get_few_rounds_and_long_ones_few_bytes() {
             let long = chosen(Collective::AllReduce, 1 << 30).algorithm;
             assert!(matches!(long, Algorithm::Ring | Algorithm::Halving), "{long}, {ranks} ranks, {costs:?}");
             let long = chosen(Collective::Broadcast, 1 << 30).algorithm;
-            assert_eq!(long, Algorithm::Chain, "{ranks} ranks, {costs:?}");
+            let full = matches!(long, Algorithm::Chain | Algorithm::DoubleTree);
+            assert!(full, "{long}, {ranks} ranks, {costs:?}");
         }
     }
 }
@@ -116,6 +119,7 @@ fn messages_stay_within_the_largest_slice() {
                         continue;
                     };
                     let schedule = AnySchedule::new(collective, algorithm, ranks, 0).unwrap();
+                    let schedule = &schedule;
                     let steps = (0..ranks).flat_map(|rank| (0..).map_while(move |i| schedule.step(rank, i)));
                     let most = steps.map(|step| step.span().count).max().unwrap_or(1);
                     let message = u64::from(most) * estimate.slice_bytes;
@@ -137,9 +141,9 @@ fn a_forced_algorithm_is_taken_where_it_exists_and_named_where_not() {
     let choice = forced(Collective::AllReduce, 4, Algorithm::Ring);
     assert_eq!((choice.algorithm, choice.why), (Algorithm::Ring, Why::Forced));
     let choice = forced(Collective::ReduceScatter, 3, Algorithm::Halving);
-    assert_eq!(choice.why, Why::ForcedMissing(Algorithm::Halving));
+    assert_eq!(choice.why, Why::ForcedMissing);
     assert!(choice.schedule(Collective::ReduceScatter, &Arrangement::together(3), 0).is_some());
-    assert!(choice.why.to_string().contains("Halving was asked for and does not exist here"));
+    assert!(choice.why.to_string().contains("what was asked for does not exist here"));
     let choice = choose(Collective::Barrier, 3, 0, &costs, None).unwrap();
     assert_eq!((choice.algorithm, choice.why), (Algorithm::Dissemination, Why::Only));
     assert_eq!(choose(Collective::Barrier, 0, 0, &costs, None), None);

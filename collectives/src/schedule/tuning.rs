@@ -1,0 +1,290 @@
+//! What `ringway tune` has measured: costs of links, and which algorithm is quickest at which size. A text that people
+//! can read and change, one fact a line:
+//!
+//! ```text
+//! ringway-tuning 1
+//! # 4 ranks on 1 host, over shm
+//! link inside latency_us=0.4 message_us=0.2 bytes_per_us=9500 reduce_bytes_per_us=50000 offloaded=no
+//! link between latency_us=10 message_us=10 bytes_per_us=3000 reduce_bytes_per_us=50000 offloaded=no
+//! best all_reduce ranks=4 hosts=1 up_to_bytes=8192 algorithm=doubling slice_bytes=8192 slices_in_flight=2
+//! best all_reduce ranks=4 hosts=1 up_to_bytes=max algorithm=ring slice_bytes=524288 slices_in_flight=2
+//! ```
+//!
+//! Lines `best` hold for groups of just so many ranks and hosts, in order of their sizes; other groups are priced by the
+//! links. A tuning is an input of the choice of algorithm, so all ranks of a group must hold the same.
+
+#![forbid(unsafe_code)]
+
+use super::algorithm::{Algorithm, Collective};
+use super::cost::{Costs, LinkCosts};
+use std::fmt;
+use std::str::FromStr;
+
+/// The first line.
+const HEAD: &str = "ringway-tuning 1";
+/// The longest text, in bytes.
+pub const TUNING_LIMIT_BYTES: usize = 16 << 10;
+
+/// What is quickest for some sizes of a collective in groups of one shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Best {
+    /// The collective.
+    pub collective: Collective,
+    /// Ranks of the group.
+    pub ranks: u32,
+    /// Hosts that they are on.
+    pub hosts: u32,
+    /// The largest size that it holds for, in bytes as [`choose`](super::choose) counts them.
+    pub up_to_bytes: u64,
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Bytes of every chunk that one slice covers; at least 1.
+    pub slice_bytes: u64,
+    /// Slices under way at a time; at least 1.
+    pub slices_in_flight: u32,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tuning {
+    /// What links cost.
+    pub costs: Costs,
+    best: Vec<Best>,
+}
+
+/// What is wrong with a text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {why}; `ringway tune` writes such a file")]
+pub struct TuningError {
+    /// Number of the line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl Tuning {
+    /// These costs and choices; `None` unless those of one collective and shape stand in order of their sizes.
+    pub fn new(costs: Costs, best: Vec<Best>) -> Option<Tuning> {
+        let mut tuning = Tuning { costs, best: Vec::new() };
+        best.into_iter().all(|best| tuning.add(best)).then_some(tuning)
+    }
+
+    /// What is quickest for a size of a collective, where that was measured in a group of that shape.
+    pub fn best(&self, collective: Collective, ranks: u32, hosts: u32, bytes: u64) -> Option<&Best> {
+        self.best.iter().find(|best| {
+            (best.collective, best.ranks, best.hosts) == (collective, ranks, hosts)
+                && bytes <= best.up_to_bytes
+        })
+    }
+
+    fn add(&mut self, best: Best) -> bool {
+        let same = |other: &&Best| {
+            (other.collective, other.ranks, other.hosts) == (best.collective, best.ranks, best.hosts)
+        };
+        let before = self.best.iter().rev().find(same);
+        let fits = before.is_none_or(|before| before.up_to_bytes < best.up_to_bytes);
+        self.best.push(best);
+        fits
+    }
+
+    /// A number that differs where two of them do.
+    pub fn digest(&self) -> u64 {
+        self.to_string()
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    }
+}
+
+/// The fields of a line, each to be taken once.
+struct Fields<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Fields<'a> {
+    fn of(words: impl Iterator<Item = &'a str>) -> Result<Fields<'a>, String> {
+        let field = |word: &'a str| word.split_once('=').ok_or_else(|| format!("{word:?} is not name=value"));
+        words.map(field).collect::<Result<_, _>>().map(Fields)
+    }
+
+    fn take<T>(&mut self, name: &str, read: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+        let at = self.0.iter().position(|(n, _)| *n == name).ok_or_else(|| format!("{name}= is missing"))?;
+        let (_, value) = self.0.remove(at);
+        read(value).ok_or_else(|| format!("{name}={value} is out of range"))
+    }
+
+    fn done(self) -> Result<(), String> {
+        self.0
+            .first()
+            .map_or(Ok(()), |(name, _)| Err(format!("{name}= means nothing here, or is there twice")))
+    }
+}
+
+/// A finite number within these bounds.
+fn between(least: f64, most: f64) -> impl Fn(&str) -> Option<f64> {
+    move |text| text.parse().ok().filter(|number: &f64| (least..=most).contains(number))
+}
+
+/// A whole number of at least this.
+fn at_least<T: FromStr + PartialOrd>(least: T) -> impl Fn(&str) -> Option<T> {
+    move |text| text.parse().ok().filter(|number| *number >= least)
+}
+
+fn link<'a>(words: impl Iterator<Item = &'a str>) -> Result<LinkCosts, String> {
+    let mut fields = Fields::of(words)?;
+    let (time, speed) = (between(0.0, 1e9), between(1e-3, 1e9));
+    let costs = LinkCosts {
+        latency_us: fields.take("latency_us", &time)?,
+        message_us: fields.take("message_us", &time)?,
+        bytes_per_us: fields.take("bytes_per_us", &speed)?,
+        reduce_bytes_per_us: fields.take("reduce_bytes_per_us", &speed)?,
+        offloaded: fields.take("offloaded", |text| match text {
+            "yes" => Some(true),
+            "no" => Some(false),
+            _ => None,
+        })?,
+    };
+    fields.done().map(|()| costs)
+}
+
+fn best<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Best, String> {
+    let collective = words.next().ok_or("a collective is missing")?;
+    let collective: Collective = collective.parse().map_err(|e| format!("{e}"))?;
+    let mut fields = Fields::of(words)?;
+    let best = Best {
+        collective,
+        ranks: fields.take("ranks", at_least(1))?,
+        hosts: fields.take("hosts", at_least(1))?,
+        up_to_bytes: fields
+            .take("up_to_bytes", |text| if text == "max" { Some(u64::MAX) } else { text.parse().ok() })?,
+        algorithm: fields.take("algorithm", |text| text.parse().ok())?,
+        slice_bytes: fields.take("slice_bytes", at_least(1))?,
+        slices_in_flight: fields.take("slices_in_flight", at_least(1))?,
+    };
+    if !collective.algorithms().contains(&best.algorithm) {
+        return Err(format!("{collective} has no algorithm {}", best.algorithm));
+    }
+    fields.done().map(|()| best)
+}
+
+impl FromStr for Tuning {
+    type Err = TuningError;
+
+    fn from_str(text: &str) -> Result<Tuning, TuningError> {
+        let wrong = |line: usize, why: String| TuningError { line, why };
+        if text.len() > TUNING_LIMIT_BYTES {
+            return Err(wrong(1, format!("the file is longer than {TUNING_LIMIT_BYTES} bytes")));
+        }
+        let mut tuning = Tuning::default();
+        let mut seen = [false; 2];
+        if text.lines().next().map(str::trim) != Some(HEAD) {
+            return Err(wrong(1, format!("it is not {HEAD:?}")));
+        }
+        for (line, text) in (2..).zip(text.lines().skip(1)) {
+            let mut words = text.split_whitespace();
+            let found = match words.next() {
+                None => Ok(()),
+                Some(word) if word.starts_with('#') => Ok(()),
+                Some("link") => match words.next() {
+                    Some(which @ ("inside" | "between")) => {
+                        let inside = which == "inside";
+                        if std::mem::replace(&mut seen[usize::from(inside)], true) {
+                            Err(format!("link {which} is there twice"))
+                        } else {
+                            link(words).map(|costs| match inside {
+                                true => tuning.costs.inside = costs,
+                                false => tuning.costs.between = costs,
+                            })
+                        }
+                    }
+                    _ => Err("a link is inside or between (hosts)".to_owned()),
+                },
+                Some("best") => best(words).and_then(|best| match tuning.add(best) {
+                    true => Ok(()),
+                    false => {
+                        Err("up_to_bytes is not above that of the line before it for this collective"
+                            .to_owned())
+                    }
+                }),
+                Some(word) => Err(format!("{word:?} begins no line: link, best or # do")),
+            };
+            found.map_err(|why| wrong(line, why))?;
+        }
+        Ok(tuning)
+    }
+}
+
+impl fmt::Display for Tuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{HEAD}")?;
+        for (name, link) in [("inside", &self.costs.inside), ("between", &self.costs.between)] {
+            let LinkCosts { latency_us, message_us, bytes_per_us, reduce_bytes_per_us, offloaded } = link;
+            let offloaded = if *offloaded { "yes" } else { "no" };
+            writeln!(
+                f,
+                "link {name} latency_us={latency_us} message_us={message_us} bytes_per_us={bytes_per_us} \
+                 reduce_bytes_per_us={reduce_bytes_per_us} offloaded={offloaded}"
+            )?;
+        }
+        for best in &self.best {
+            let up_to =
+                if best.up_to_bytes == u64::MAX { "max".to_owned() } else { best.up_to_bytes.to_string() };
+            writeln!(
+                f,
+                "best {} ranks={} hosts={} up_to_bytes={up_to} algorithm={} slice_bytes={} slices_in_flight={}",
+                best.collective,
+                best.ranks,
+                best.hosts,
+                best.algorithm.name().to_ascii_lowercase(),
+                best.slice_bytes,
+                best.slices_in_flight,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "ringway-tuning 1\n# measured\n\n\
+        link inside latency_us=0.4 message_us=0.2 bytes_per_us=9500 reduce_bytes_per_us=50000 offloaded=no\n\
+        best all_reduce ranks=4 hosts=1 up_to_bytes=8192 algorithm=doubling slice_bytes=8192 slices_in_flight=2\n\
+        best all_reduce ranks=4 hosts=1 up_to_bytes=max algorithm=ring slice_bytes=524288 slices_in_flight=2\n";
+
+    #[test]
+    fn a_tuning_is_read_back_as_written() {
+        let tuning: Tuning = TEXT.parse().unwrap();
+        assert_eq!(tuning.to_string().parse(), Ok(tuning.clone()));
+        assert_eq!(tuning.costs.inside.bytes_per_us, 9500.0);
+        assert_eq!(tuning.costs.between, Costs::default().between, "what is not said is as without a file");
+        let best =
+            |ranks, bytes| tuning.best(Collective::AllReduce, ranks, 1, bytes).map(|best| best.algorithm);
+        assert_eq!(best(4, 8192), Some(Algorithm::Doubling));
+        assert_eq!(best(4, 8193), Some(Algorithm::Ring));
+        assert_eq!(best(3, 8), None);
+        assert_ne!(tuning.digest(), Tuning::default().digest());
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line() {
+        let with = |from: &str, to: &str| TEXT.replacen(from, to, 1).parse::<Tuning>().unwrap_err();
+        for (from, to, line, why) in [
+            ("ringway-tuning 1", "ringway-tuning 2", 1, "it is not"),
+            ("# measured", "measured", 2, "begins no line"),
+            ("link inside", "link outside", 4, "inside or between"),
+            ("latency_us=0.4 ", "", 4, "latency_us= is missing"),
+            ("latency_us=0.4", "latency_us=-1", 4, "out of range"),
+            ("bytes_per_us=9500", "bytes_per_us=NaN", 4, "out of range"),
+            ("offloaded=no", "offloaded=no more=1", 4, "more= means nothing"),
+            ("algorithm=doubling", "algorithm=chain", 5, "no algorithm Chain"),
+            ("slice_bytes=8192", "slice_bytes=0", 5, "out of range"),
+            ("up_to_bytes=8192", "up_to_bytes=max", 6, "not above"),
+            ("best all_reduce", "best all", 5, "unknown collective"),
+        ] {
+            let told = with(from, to);
+            assert!(told.line == line && told.why.contains(why), "{to}: {told}");
+        }
+        assert!("".parse::<Tuning>().is_err());
+        let long = format!("{TEXT}#{}", "x".repeat(TUNING_LIMIT_BYTES));
+        assert!(long.parse::<Tuning>().unwrap_err().why.contains("longer"));
+    }
+}
