@@ -428,3 +428,23 @@ fn the_last_choice_is_told() {
         assert_eq!(c.transport_name(), "loopback");
     });
 }
+
+#[test]
+fn calls_go_by_the_algorithm_that_is_preferred_and_are_explained() {
+    use ringway_collectives::schedule::{Collective, Wanted, Why};
+    ranks(4, config(1), &EngineOptions::default(), |c| {
+        let bytes = 4 * 64;
+        for algorithm in [Algorithm::DoubleTree, Algorithm::Ring, Algorithm::Halving] {
+            c.prefer(algorithm.into());
+            let told = c.explain(Collective::AllReduce, bytes);
+            assert_eq!((told.choice.algorithm, told.choice.why, told.hosts), (algorithm, Why::Forced, 1));
+            assert!(told.prices.iter().all(|p| p.permitted == (p.algorithm == algorithm)));
+            let mut values = vec![c.rank() as f32; 64];
+            c.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+            assert_eq!(values, vec![6.0; 64]);
+            assert_eq!(c.last_choice().unwrap().algorithm, Some(algorithm));
+        }
+        c.prefer(Wanted::ANY);
+        assert_eq!(c.explain(Collective::AllReduce, bytes).choice.why, Why::Cheapest);
+    });
+}

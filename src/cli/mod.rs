@@ -8,6 +8,7 @@ mod run;
 mod security;
 mod serve;
 mod signals;
+mod simulate;
 mod status;
 mod topo;
 
@@ -32,6 +33,9 @@ const EXIT_OWN_FAILURE: u8 = 125;
   ringway status                            what a running job does, and who waits for whom
   ringway doctor                            what this machine offers, and what is in the way
   ringway topo -o machine.svg               where ranks would go on it, and why, as a picture
+  ringway tune -n 4 -o tuning.txt           the quickest algorithm by size, measured
+  ringway simulate --ranks 8192 --hosts 1024 --size 1G
+                                            what a collective would take there, by algorithm
 
 Every setting is an environment variable, RINGWAY_...; ringway doctor --settings lists them.")]
 struct Cli {
@@ -63,6 +67,8 @@ enum Visible {
     Status(status::Args),
     Doctor(doctor::Args),
     Topo(topo::Args),
+    Tune(bench::tune::Args),
+    Simulate(simulate::Args),
     Completions(completions::Args),
 }
 
@@ -79,6 +85,8 @@ pub(crate) fn main() -> ExitCode {
         Visible::Status(args) => done("status", status::run(&args)),
         Visible::Doctor(args) => done("doctor", doctor::run(&args)),
         Visible::Topo(args) => done("topo", topo::run(&args)),
+        Visible::Tune(args) => done("tune", bench::tune::run(&args)),
+        Visible::Simulate(args) => done("simulate", simulate::run(&args)),
         Visible::Completions(args) => done("completions", completions::run(&args)),
     }
 }

@@ -7,7 +7,7 @@ use super::fingerprint::Call;
 use super::history::Doubt;
 use super::options::EngineOptions;
 use super::plan::{Plan, Request};
-use crate::schedule::{Arrangement, Costs, LinkCosts};
+use crate::schedule::{Arrangement, Costs, LinkCosts, Wanted};
 use ringway_dataplane::transport::{Caps, Peer, Stamp, Transport};
 use ringway_topology::Rank;
 use ringway_topology::model::order::{
@@ -133,6 +133,8 @@ pub(super) struct Group {
     pub(super) numbers: Numbers,
     /// What its links cost.
     pub(super) costs: Costs,
+    /// The algorithms that it was told to use, in place of the engine's.
+    pub(super) wanted: Option<Wanted>,
     /// The latest unanswered word of each rank about a call that this rank has not reached.
     pub(super) heard: Vec<Option<(u32, Heard)>>,
     heard_any: u32,
@@ -168,6 +170,7 @@ impl Group {
             peers,
             arrangement: arrangement(&info.members),
             costs: Costs::default(),
+            wanted: None,
             numbers: Numbers { seq: 0, history: 0, calls: vec![None; REMEMBERED_CALLS] },
             heard: vec![None; size],
             heard_any: 0,
@@ -232,8 +235,15 @@ impl Group {
         if let Some((_, plan)) = self.plans.iter().find(|(r, _)| r == request) {
             return Ok(Arc::clone(plan));
         }
-        let plan =
-            Arc::new(Plan::new(request, self.info.my_rank, (&self.arrangement, &self.costs), options, caps)?);
+        let place = (&self.arrangement, &self.costs);
+        let plan = match self.wanted {
+            None => Plan::new(request, self.info.my_rank, place, options, caps)?,
+            Some(wanted) => {
+                let options = EngineOptions { wanted, ..options.clone() };
+                Plan::new(request, self.info.my_rank, place, &options, caps)?
+            }
+        };
+        let plan = Arc::new(plan);
         if self.plans.len() < KEPT_PLANS {
             self.plans.push((*request, Arc::clone(&plan)));
         } else {
@@ -241,6 +251,13 @@ impl Group {
             self.next_plan = (self.next_plan + 1) % KEPT_PLANS;
         }
         Ok(plan)
+    }
+
+    /// Plans calls to come by these algorithms.
+    pub(super) fn prefer(&mut self, wanted: Wanted) {
+        self.wanted = Some(wanted);
+        self.plans.clear();
+        self.next_plan = 0;
     }
 
     /// What this rank knows of its call number `seq`, if it has made it and remembers.

@@ -260,13 +260,23 @@ fn choose(
         _ => request.count.saturating_mul(ranks as usize),
     };
     let bytes = bytes.saturating_mul(element_bytes) as u64;
-    // Beyond what goes at once by halves, exchanging all and combining it by oneself is as quick over shared memory too
-    // (512 KiB between 2 ranks: 55 us, 64 by halves), and is what other transports do.
-    let costs = if bytes <= caps.eager_bytes.saturating_mul(2) { costs } else { &options.costs };
+    let costs = costs_for(bytes, costs, options, caps);
     let basis = Basis { wanted: options.wanted, tuning: options.tuning.as_deref() };
     let choice = cheapest(collective, group, bytes, costs, basis);
     let found = choice.and_then(|c| c.schedule(collective, group, request.root).map(|s| (c, s)));
     found.ok_or(InvalidCall::NoSuchRank { what: "root", rank: request.root, size: ranks })
+}
+
+/// What a call of this size is priced by, in a group whose links cost so much.
+pub(super) fn costs_for<'a>(
+    bytes: u64,
+    costs: &'a Costs,
+    options: &'a EngineOptions,
+    caps: &Caps,
+) -> &'a Costs {
+    // Beyond what goes at once by halves, exchanging all and combining it by oneself is as quick over shared memory too
+    // (512 KiB between 2 ranks: 55 us, 64 by halves), and is what other transports do.
+    if bytes <= caps.eager_bytes.saturating_mul(2) { costs } else { &options.costs }
 }
 
 /// The longest message in bytes that holds whole elements.

@@ -6,6 +6,7 @@ use super::printer::Format;
 use super::sizes::{self, Growth};
 use clap::{Args, Subcommand, ValueEnum};
 use ringway_collectives::reduce::ReduceOp;
+use ringway_collectives::schedule::Collective;
 use ringway_dataplane::memory::DType;
 use std::time::Duration;
 
@@ -54,6 +55,11 @@ impl Bench {
             Bench::AllToAll => "all_to_all",
             Bench::SendRecv => "sendrecv",
         }
+    }
+
+    /// The collective that it calls; `None` for messages.
+    pub(super) fn collective(self) -> Option<Collective> {
+        self.name().parse().ok()
     }
 
     /// Whether a rank's vector is made of one block per rank.
@@ -153,6 +159,12 @@ pub(crate) struct CollectiveArgs {
     /// Use the started (asynchronous) form where there is one
     #[arg(long)]
     pub(super) started: bool,
+    /// Before measuring, print what each size is run by, and what every algorithm would cost by the model
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
+    pub(super) explain: bool,
+    /// Measure how much of a started all-reduce is hidden under computation instead
+    #[arg(long, conflicts_with_all = ["json", "csv", "explain"])]
+    pub(super) overlap: bool,
 }
 
 /// Which sizes are measured, how often, and how the table is printed.
@@ -209,6 +221,12 @@ impl CollectiveArgs {
             && (self.device == On::Cpu || self.bench() != Bench::AllReduce || self.started)
         {
             return Err("--inside measures all-reduce, blocking, with --device cuda only".to_owned());
+        }
+        if self.overlap && (self.bench() != Bench::AllReduce || self.device != On::Cpu) {
+            return Err("--overlap measures all-reduce in memory of the host only".to_owned());
+        }
+        if self.explain && (self.bench() == Bench::SendRecv || self.device != On::Cpu) {
+            return Err("--explain tells of collectives in memory of the host only".to_owned());
         }
         if self.started && self.bench() != Bench::AllReduce {
             return Err("--started measures all-reduce only".to_owned());

@@ -41,6 +41,9 @@ pub(super) enum BenchError {
 /// Runs the whole sweep. Returns how many elements were wrong on any rank.
 pub(super) fn sweep(comm: &Communicator, args: &CollectiveArgs) -> Result<u64, BenchError> {
     let place = Place::of(comm, args.device, args.inside)?;
+    if let Some(collective) = args.bench().collective().filter(|_| args.explain) {
+        super::explain::explain(comm, collective, &args.sweep.size_list())?;
+    }
     let mut printer = head(comm, args, &place)?;
     let mut wrong = 0;
     for bytes in args.sweep.size_list() {

@@ -5,24 +5,29 @@
 //! - [`case`]: one size's memory, call and check. [`measure`]: the sweep. [`table`]: a row of
 //!   figures. [`printer`]: prints the rows of any benchmark.
 //! - [`device`]: whose memory it is. `gpu`: that of GPUs.
-//! - [`p2p`]: all of that for messages.
+//! - `explain`: the table that choices are made from. [`overlap`]: what is hidden under computation.
+//! - [`p2p`]: all of that for messages. [`tune`]: `ringway tune`.
 
 mod args;
 mod case;
 mod device;
+mod explain;
 #[cfg(feature = "nccl")]
 mod gpu;
 mod measure;
+mod overlap;
 mod p2p;
 mod printer;
 mod sizes;
 mod table;
+pub(crate) mod tune;
 mod values;
 
 pub(crate) use args::BenchArgs as Args;
 use args::{CollectiveArgs, Messages};
 use ringway::{Communicator, Launch, LaunchError, Settings, SettingsError, StartError};
 use ringway_control::launch::Launcher;
+pub(crate) use sizes::parse as size;
 use std::process::ExitCode;
 
 /// Ranks that are started on this host when neither `-n` nor a launcher says otherwise.
@@ -82,6 +87,9 @@ fn run_collective(args: &CollectiveArgs) -> Result<ExitCode, BenchError> {
         )));
     }
     let comm = Communicator::join(&launch, &settings)?;
+    if args.overlap {
+        return Ok(ended(&comm, overlap::run(&comm, &args.sweep.size_list()).map(|()| 0)));
+    }
     Ok(ended(&comm, measure::sweep(&comm, args)))
 }
 

@@ -1,0 +1,252 @@
+//! `ringway tune`: measures links and every algorithm at several sizes, over the job's own ranks, and writes what choices are
+//! made by (`RINGWAY_TUNING_FILE`).
+
+use super::args::Bench;
+use super::case::{Call, Case, OnHost};
+use super::measure::BenchError;
+use super::table::percentile;
+use super::{BenchError as Failed, launch_ranks, sizes};
+use ringway::{Communicator, Launch, ReduceOp, Settings};
+use ringway_collectives::reduce::combine;
+use ringway_collectives::schedule::{Best, Collective, Costs, LinkCosts, Priced, Tuning, Wanted};
+use ringway_control::launch::Launcher;
+use ringway_dataplane::memory::DType;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Messages of a ping-pong, and of a row of messages one way.
+const PINGS: usize = 200;
+/// Bytes exchanged to measure a link's width.
+const WIDE_BYTES: usize = 4 << 20;
+/// Exchanges of those.
+const WIDE_TIMES: usize = 8;
+/// Bytes combined at a time to measure that.
+const COMBINED_BYTES: usize = 128 << 10;
+/// Runs of each algorithm and size, of which the median counts.
+const RUNS: usize = 15;
+/// Runs before those.
+const WARM_UPS: usize = 3;
+/// The collectives whose algorithms are compared.
+const COMPARED: [(Bench, Collective); 6] = [
+    (Bench::AllReduce, Collective::AllReduce),
+    (Bench::ReduceScatter, Collective::ReduceScatter),
+    (Bench::AllGather, Collective::AllGather),
+    (Bench::Broadcast, Collective::Broadcast),
+    (Bench::Reduce, Collective::Reduce),
+    (Bench::Gather, Collective::Gather),
+];
+
+/// Measure links and algorithms over the job's ranks, and write what choices are made by
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  ringway tune -n 4 -o tuning.txt                        four ranks on this host
+  srun -n 64 ringway tune -o tuning.txt                  under a launcher: its ranks, on any hosts
+  RINGWAY_TUNING_FILE=tuning.txt srun -n 64 ./train      rank 0 reads it, and all ranks choose by it
+  RINGWAY_TUNING_FILE=tuning.txt ringway bench all-reduce -n 4 --explain
+
+The costs of links hold for jobs of any number of ranks; the quickest algorithms for jobs of as many ranks and hosts.
+With a file, the bits of results are those of the algorithms that it names.")]
+pub(crate) struct Args {
+    /// Ranks to start on this host; under a launcher it joins that one's instead
+    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: Option<u32>,
+    /// Sizes in bytes; K, M and G mean powers of 1024
+    #[arg(long, value_delimiter = ',', value_parser = sizes::parse, default_value = "8,1K,8K,64K,512K,4M,32M")]
+    sizes: Vec<u64>,
+    /// Where to write; rank 0 does [default: standard output]
+    #[arg(short = 'o', long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Measures, as a rank of the launcher's job, or by starting ranks of its own.
+///
+/// # Errors
+/// When it could not begin, or the file could not be written.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failed> {
+    let settings = Settings::from_env()?;
+    let launch = Launch::from_env()?;
+    if launch.found_by == Launcher::Single {
+        return launch_ranks(args.ranks.unwrap_or(super::DEFAULT_RANKS));
+    }
+    let comm = Communicator::join(&launch, &settings)?;
+    let told = measure(&comm, args).and_then(|tuning| Ok(write(&comm, args, &tuning)?));
+    Ok(super::ended(&comm, told.map(|()| 0)))
+}
+
+fn write(comm: &Communicator, args: &Args, tuning: &Tuning) -> std::io::Result<()> {
+    if comm.rank() != 0 {
+        return Ok(());
+    }
+    let text = tuning.to_string();
+    match &args.output {
+        Some(path) => std::fs::write(path, text),
+        None => std::io::stdout().write_all(text.as_bytes()),
+    }
+}
+
+fn measure(comm: &Communicator, args: &Args) -> Result<Tuning, BenchError> {
+    comm.barrier()?;
+    let host = |rank: u32| &comm.members()[rank as usize].site.machine;
+    let other = |same: bool| (1..comm.size()).find(|rank| (host(*rank) == host(0)) == same);
+    let speed = combining(comm)?;
+    let known = Costs::default();
+    let link = |peer: Option<u32>, known: LinkCosts| match peer {
+        None => Ok(LinkCosts { reduce_bytes_per_us: speed, ..known }),
+        Some(peer) => between(comm, peer, speed),
+    };
+    let costs =
+        Costs { inside: link(other(true), known.inside)?, between: link(other(false), known.between)? };
+    let mut sizes = args.sizes.clone();
+    sizes.sort_unstable();
+    sizes.dedup();
+    let mut best = Vec::new();
+    for (bench, collective) in COMPARED {
+        best.extend(compared(comm, bench, collective, &sizes)?);
+    }
+    comm.prefer(Wanted::ANY);
+    let tuning = Tuning::new(costs, best);
+    Ok(tuning.unwrap_or_else(|| unreachable!("sizes were sorted")))
+}
+
+/// Rank 0's numbers, on all ranks.
+fn agreed<const N: usize>(comm: &Communicator, mut numbers: [f64; N]) -> Result<[f64; N], BenchError> {
+    comm.broadcast(&mut numbers, 0)?;
+    Ok(numbers)
+}
+
+/// How fast a rank combines what is in its cache, in bytes per microsecond.
+fn combining(comm: &Communicator) -> Result<f64, BenchError> {
+    let (mut sum, operand) = (vec![0u8; COMBINED_BYTES], vec![0u8; COMBINED_BYTES]);
+    let mut times = Vec::with_capacity(PINGS);
+    for _ in 0..PINGS {
+        let begun = Instant::now();
+        // Sums of zeros are sums like others.
+        let combined = combine(ReduceOp::Sum, DType::F32, &mut sum, &operand);
+        debug_assert!(combined.is_ok());
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    times.sort_by(f64::total_cmp);
+    let speed = COMBINED_BYTES as f64 / percentile(&times, 0.5).max(1e-3);
+    Ok(agreed(comm, [speed])?[0])
+}
+
+/// What the link between rank 0 and another costs.
+fn between(comm: &Communicator, peer: u32, reduce_bytes_per_us: f64) -> Result<LinkCosts, BenchError> {
+    let mut found = [0.0; 3];
+    if comm.rank() == 0 {
+        found = links(comm, peer, true)?;
+    } else if comm.rank() == peer {
+        links(comm, 0, false)?;
+    }
+    comm.barrier()?;
+    let [half, message_us, bytes_per_us] = agreed(comm, found)?;
+    let offloaded = comm.transport_name() == "rdma";
+    let latency_us = (half - message_us).max(0.01);
+    Ok(LinkCosts { latency_us, message_us, bytes_per_us, reduce_bytes_per_us, offloaded })
+}
+
+/// Half a round trip, a message of a row, both in microseconds, and bytes per microsecond each way while both are used.
+fn links(comm: &Communicator, peer: u32, first: bool) -> Result<[f64; 3], BenchError> {
+    let (mut word, mut halves) = ([0u8; 8], Vec::new());
+    for _ in 0..PINGS {
+        let begun = Instant::now();
+        if first {
+            comm.send(&word, peer, 0)?;
+            comm.recv(&mut word, peer, 0)?;
+        } else {
+            comm.recv(&mut word, peer, 0)?;
+            comm.send(&word, peer, 0)?;
+        }
+        halves.push(begun.elapsed().as_secs_f64() * 5e5);
+    }
+    let begun = Instant::now();
+    for _ in 0..PINGS {
+        if first {
+            comm.send(&word, peer, 0)?;
+        } else {
+            comm.recv(&mut word, peer, 0)?;
+        }
+    }
+    if first {
+        comm.recv(&mut word, peer, 0)?;
+    } else {
+        comm.send(&word, peer, 0)?;
+    }
+    let row = begun.elapsed().as_secs_f64() * 1e6 / PINGS as f64;
+    let (output, mut input) = (comm.alloc::<u8>(WIDE_BYTES)?, comm.alloc::<u8>(WIDE_BYTES)?);
+    let mut exchanges = Vec::new();
+    for _ in 0..WIDE_TIMES {
+        let begun = Instant::now();
+        comm.sendrecv(&output, peer, &mut input, peer, 0)?;
+        exchanges.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    halves.sort_by(f64::total_cmp);
+    exchanges.sort_by(f64::total_cmp);
+    let half = percentile(&halves, 0.5);
+    Ok([half, row.min(half), WIDE_BYTES as f64 / percentile(&exchanges, 0.5)])
+}
+
+/// The quickest algorithm for each size, neighbours that agree joined.
+fn compared(
+    comm: &Communicator,
+    bench: Bench,
+    collective: Collective,
+    sizes: &[u64],
+) -> Result<Vec<Best>, BenchError> {
+    let mut found: Vec<Best> = Vec::new();
+    for (at, &bytes) in sizes.iter().enumerate() {
+        comm.prefer(Wanted::ANY);
+        let told = comm.explain(collective, bytes);
+        let mut quickest: Option<(f64, Priced)> = None;
+        for priced in told.prices {
+            comm.prefer(priced.algorithm.into());
+            let time_us = timed(comm, bench, bytes)?;
+            if quickest.is_none_or(|(least, _)| time_us < least) {
+                quickest = Some((time_us, priced));
+            }
+        }
+        let Some((_, Priced { algorithm, estimate, .. })) = quickest else { continue };
+        // Up to the middle of the way to the next size, by factors.
+        let middle = |next: &u64| (bytes as f64 * *next as f64).sqrt() as u64;
+        let up_to_bytes = sizes.get(at + 1).map_or(u64::MAX, middle);
+        if let Some(last) = found.last_mut().filter(|last| last.algorithm == algorithm) {
+            *last = Best {
+                up_to_bytes,
+                slice_bytes: estimate.slice_bytes,
+                slices_in_flight: estimate.slices_in_flight,
+                ..*last
+            };
+            continue;
+        }
+        found.push(Best {
+            collective,
+            ranks: comm.size(),
+            hosts: told.hosts,
+            up_to_bytes,
+            algorithm,
+            slice_bytes: estimate.slice_bytes,
+            slices_in_flight: estimate.slices_in_flight,
+        });
+    }
+    Ok(found)
+}
+
+/// The median of some runs, each as long as on the slowest rank, in microseconds; the same on all ranks.
+fn timed(comm: &Communicator, bench: Bench, bytes: u64) -> Result<f64, BenchError> {
+    let call = Call { bench, op: ReduceOp::Sum, root: 0, started: false };
+    let mut case = OnHost::<f32>::new(comm, call, bytes)?;
+    let mut times = Vec::with_capacity(RUNS);
+    for run in 0..WARM_UPS + RUNS {
+        comm.barrier()?;
+        let begun = Instant::now();
+        case.run()?;
+        if run >= WARM_UPS {
+            times.push(begun.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    comm.all_reduce(&mut times, ReduceOp::Max)?;
+    times.sort_by(f64::total_cmp);
+    Ok(percentile(&times, 0.5))
+}
