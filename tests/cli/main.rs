@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod choice;
 mod doctor;
 mod elastic;
 mod failover;

@@ -134,8 +134,15 @@ pub fn choose(
         permitted += 1;
         if let Some(tuned) = tuned.filter(|tuned| tuned.algorithm == priced.algorithm) {
             let why = if wanted.is_any(collective) { Why::Tuned } else { Why::Forced };
-            let super::tuning::Best { algorithm, slice_bytes, slices_in_flight, .. } = *tuned;
-            let time_us = priced.estimate.time_us;
+            // What was measured at one size holds for larger ones too, which want larger slices.
+            let Estimate { time_us, slice_bytes, slices_in_flight } = priced.estimate;
+            let larger = slice_bytes > tuned.slice_bytes;
+            let (slice_bytes, slices_in_flight) = if larger {
+                (slice_bytes, slices_in_flight)
+            } else {
+                (tuned.slice_bytes, tuned.slices_in_flight)
+            };
+            let algorithm = tuned.algorithm;
             return Some(Choice { algorithm, slice_bytes, slices_in_flight, time_us, why });
         }
         if cheaper(best) {

@@ -38,7 +38,7 @@ pub struct Best {
     pub up_to_bytes: u64,
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Bytes of every chunk that one slice covers; at least 1.
+    /// Bytes of every chunk that one slice covers, at least 1; where the formulas ask for larger slices, those are taken.
     pub slice_bytes: u64,
     /// Slices under way at a time; at least 1.
     pub slices_in_flight: u32,
