@@ -8,14 +8,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use prost::Message as _;
+use ringway_control::core::coordination::errors::{Code, TaskError};
 use ringway_control::core::coordination::preemption::parse_time;
+use ringway_control::core::coordination::request::{
+    BarrierCall, CallId, Effect, Event, Join, Process, ReplyTo, Request,
+};
+use ringway_control::core::coordination::{Coordinator, CoordinatorConfig};
 use ringway_control::core::graph::{DeviceName, Graph};
+use ringway_control::core::machine::Machine;
+use ringway_control::core::time::Time;
 use ringway_control::launch::cluster::Cluster;
 use ringway_control::launch::{Explicit, Fabric, Here, Launch, Vars};
 use ringway_control::runtime::rendezvous::TASK_TYPE_URL;
 use ringway_control::settings::table::TABLE;
 use ringway_control::settings::{HostPort, Settings};
 use ringway_control::store::etcd::EtcdAddress;
+use ringway_control::store::file::{FileStore, Sync};
+use ringway_control::store::{Claim, Store, Term, Write};
 use ringway_control::tensor::Tensor;
 use ringway_control::window::Heading;
 use ringway_dataplane::fabric::route::{Offer, Offers, Withheld, read_offers, write_offers};
@@ -29,11 +38,12 @@ use ringway_dataplane::transport::{self, Address, Keyring, Peer, Transport};
 use ringway_dataplane::uring::wire::{GREETING_BYTES, Greeting, HEADER_BYTES, Identity};
 use ringway_dataplane::uring::{Bind, Config, TcpTransport};
 use ringway_dataplane::{rdma, uring};
-use ringway_proto::ringway::v1::DataPlaneTask;
+use ringway_proto::ringway::v1::{DataPlaneTask, StoredBatch, stored_batch};
 use ringway_proto::tensorflow::attr_value::Value;
 use ringway_proto::tensorflow::tensor_shape_proto::Dim;
 use ringway_proto::tensorflow::{AttrValue, DataType, GraphDef, NodeDef, TensorProto, TensorShapeProto};
 use ringway_topology::model::order::Site;
+use ringway_topology::{HostId, Incarnation, TaskId};
 
 /// Rounds of a target without `FUZZ_SECONDS`.
 const ROUNDS: u64 = 4_000;
@@ -380,6 +390,139 @@ fn graphs() {
     fuzz("graphs", &[graph.encode_to_vec()], |bytes| {
         if let Ok(def) = GraphDef::decode(bytes) {
             drop(Graph::from_def(&def));
+        }
+    });
+}
+
+/// A cluster whose state is kept.
+fn durable() -> CoordinatorConfig {
+    CoordinatorConfig { durable: true, ..CoordinatorConfig::one_job("worker", 2) }
+}
+
+fn asked(coordinator: &mut Coordinator, requests: Vec<Request>) -> Vec<Effect> {
+    let mut effects = Vec::new();
+    for (reply, request) in (1..).map(ReplyTo).zip(requests) {
+        coordinator.on_event(Time(1_000_000_000), Event::Ask { reply, from: None, request }, &mut effects);
+    }
+    effects
+}
+
+/// What tasks ask of a coordinator, so that all kinds of state come to be.
+fn requests() -> Vec<Request> {
+    let task = |index| TaskId::new("worker", index).unwrap();
+    let life = |index| Incarnation(7 + u64::from(index));
+    let process = |index| Process {
+        task: task(index),
+        incarnation: life(index),
+        host: HostId::new("here", "boot").unwrap(),
+        pid: 100 + index,
+    };
+    let insert = Request::Insert { key: "a/b".to_owned(), value: vec![1, 2, 3], overwrite: false };
+    let mut requests = Vec::new();
+    for index in [0, 1] {
+        requests.push(Request::Register { task: task(index), incarnation: life(index), silence: None });
+        requests.push(Request::WaitForAll { task: task(index), devices: Vec::new() });
+        let (id, timeout, source) = ("step".to_owned(), Duration::from_secs(9), task(index));
+        let barrier = BarrierCall { id, counter: 0, counted: false, timeout, tasks: Vec::new(), source };
+        requests.push(Request::Barrier(barrier));
+        requests.push(Request::Join(Box::new(Join {
+            group: "world".to_owned(),
+            process: process(index),
+            rank: Some(index),
+            size: 2,
+            addresses: vec![5; 40],
+            timeout: None,
+            hosts_coordinator: false,
+            fresh_secret: [1; 32],
+        })));
+        let call = CallId { task: task(index), incarnation: life(index), sequence: 4, oldest: 2 };
+        requests.push(Request::Once { call, request: Box::new(insert.clone()) });
+    }
+    let error = TaskError { code: Code::Internal, message: "it failed".to_owned() };
+    requests.push(Request::ReportError { task: task(1), error });
+    requests.push(Request::Overview { names: 3 });
+    requests
+}
+
+/// The state of a coordinator that did all that.
+fn remembered() -> Vec<Write> {
+    let effects = asked(&mut Coordinator::new(durable()), requests());
+    let writes = effects.into_iter().filter_map(|effect| match effect {
+        Effect::Remember { writes } => Some(writes),
+        _ => None,
+    });
+    writes.flatten().collect()
+}
+
+fn restored(writes: impl IntoIterator<Item = Write>) -> Option<Coordinator> {
+    let entries = writes.into_iter().filter_map(|write| Some((write.key, write.value?)));
+    Coordinator::restore(durable(), entries, Time(5)).ok()
+}
+
+/// What a coordinator begins from, in a file or in etcd.
+#[test]
+fn remembered_state() {
+    let stored = |write: &Write| stored_batch::Write {
+        key: write.key.clone(),
+        value: write.value.as_ref().map(|value| value.to_vec()),
+    };
+    let writes = remembered();
+    for kind in ["cluster", "epoch", "member/", "job/", "once/", "barrier/", "group/", "key/"] {
+        assert!(writes.iter().any(|write| write.key.starts_with(kind)), "{kind} is among the samples");
+    }
+    assert!(restored(writes.clone()).is_some());
+    // Each alone too, so that mutations of the small ones are as many.
+    let whole = StoredBatch { writes: writes.iter().map(stored).collect() };
+    let alone = writes.iter().map(|write| StoredBatch { writes: vec![stored(write)] });
+    let samples: Vec<Vec<u8>> =
+        alone.chain([whole.clone(), whole]).map(|batch| batch.encode_to_vec()).collect();
+    fuzz("remembered state", &samples, |bytes| {
+        let Ok(batch) = StoredBatch::decode(bytes) else { return };
+        let writes =
+            batch.writes.into_iter().map(|w| Write { key: w.key, value: w.value.map(std::sync::Arc::new) });
+        if let Some(mut coordinator) = restored(writes) {
+            // It goes on as any other.
+            asked(&mut coordinator, requests());
+            coordinator.on_time(Time(u64::MAX / 2), &mut Vec::new());
+        }
+    });
+}
+
+#[test]
+fn state_files() {
+    // In memory where that can be had: a file that is cut off is synced.
+    let shm = std::path::Path::new("/dev/shm");
+    let folder = if shm.is_dir() { shm } else { std::path::Path::new(env!("CARGO_TARGET_TMPDIR")) };
+    let mut count = 0;
+    let mut path = || {
+        count += 1;
+        folder.join(format!("ringway-fuzz-{}-{count}.state", std::process::id()))
+    };
+    let remove = |path: &std::path::Path| {
+        for ending in ["", ".lock", ".new"] {
+            // Most have no second file.
+            let _ = std::fs::remove_file(format!("{}{ending}", path.display()));
+        }
+    };
+    let sample = path();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let store = FileStore::open(&sample, Sync::System).unwrap();
+    runtime.block_on(async {
+        let (lease, _) = store.grant().await.unwrap();
+        let Claim::Won { revision } = store.claim(lease, "me").await.unwrap() else { panic!("nobody else") };
+        for write in remembered() {
+            store.commit(Term { revision, lease }, vec![vec![write]]).await.unwrap();
+        }
+    });
+    let bytes = std::fs::read(&sample).unwrap();
+    remove(&sample);
+    fuzz("state files", &[bytes], |bytes| {
+        let path = path();
+        std::fs::write(&path, bytes).unwrap();
+        let entries = FileStore::open(&path, Sync::System).map(|store| runtime.block_on(store.load()));
+        remove(&path);
+        if let Ok(Ok(entries)) = entries {
+            drop(Coordinator::restore(durable(), entries, Time(5)));
         }
     });
 }
