@@ -12,7 +12,11 @@ use ringway_control::rpc::credentials::Credentials;
 use ringway_control::rpc::serve::{ServeError, Server, ServerConfig};
 use ringway_control::rpc::tls::{Tls, TlsError};
 use ringway_control::settings::{Settings, TlsFiles};
+use ringway_proto::tensorflow as tf;
+use ringway_proto::tensorflow::coordination_service_client::CoordinationServiceClient;
 use ringway_topology::{HostId, Incarnation, TaskId};
+use tonic::Code;
+use tonic::transport::Channel;
 
 /// Far longer than anything here takes: a test that reaches it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -102,6 +106,27 @@ fn one_who_has_no_token_to_show_is_put_out_in_time() {
     // Who has shown it stays beyond that time.
     assert_eq!(member.kv_add("alive", 1), Ok(1));
     member.leave().unwrap();
+}
+
+/// Who has shown the token with its only call, and says nothing more while it waits, is not put out.
+#[tokio::test]
+async fn one_whose_first_call_waits_long_is_no_stranger() {
+    let coordinator = CoordinatorConfig::one_job("worker", 1);
+    let limit = Duration::from_millis(100);
+    let config = ServerConfig {
+        credentials: token(TOKEN),
+        handshake_timeout: limit,
+        ..ServerConfig::new(coordinator, Incarnation(1))
+    };
+    let server = Server::start(local(), config).unwrap();
+    let channel = Channel::from_shared(format!("http://{}", server.local_addr())).unwrap();
+    let channel = token(TOKEN).on(channel.connect().await.unwrap());
+    let mut calls = CoordinationServiceClient::new(channel);
+    let mut waits = tonic::Request::new(tf::GetKeyValueRequest { key: "never".to_owned() });
+    // Far beyond the time that a stranger has.
+    waits.set_timeout(10 * limit);
+    let status = calls.get_key_value(waits).await.unwrap_err();
+    assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
 }
 
 #[test]

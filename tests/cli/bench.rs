@@ -25,6 +25,29 @@ fn the_table_is_verified_and_names_the_transport() {
 }
 
 #[test]
+fn a_reader_that_goes_away_ends_it_quietly() {
+    for arguments in [&["all-reduce", "-n", "3"][..], &["all-reduce", "-n", "2", "--json"], &["p2p"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = ringway(&["bench"]);
+        command.args(arguments).args(["--sizes", "8,1K", "--iters", "3"]);
+        let end = command.stdout(writer).output().unwrap();
+        let said = String::from_utf8_lossy(&end.stderr);
+        assert!(end.status.success() && said.is_empty(), "{arguments:?}: {end:?}");
+    }
+}
+
+#[test]
+fn a_table_that_cannot_be_written_fails_by_that_alone() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "8,1K", "--iters", "3"]);
+    let end = command.stdout(full).output().unwrap();
+    let said = String::from_utf8_lossy(&end.stderr);
+    assert_eq!(end.status.code(), Some(1), "{said}");
+    assert!(said.contains("rank 0: printing the table") && !said.contains("lost"), "{said}");
+}
+
+#[test]
 fn tcp_is_used_and_named_when_it_is_chosen() {
     let mut command =
         ringway(&["bench", "all-reduce", "-n", "4", "--sizes", "0,4,12,64K,1M", "--iters", "3"]);

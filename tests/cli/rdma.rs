@@ -35,5 +35,8 @@ fn two_ranks_that_require_rdma_and_have_none_each_say_why() {
     let stderr = two_ranks(settings, settings);
     for rank in ["rank 0", "rank 1"] {
         assert_said(&stderr, &[&format!("bench: {rank}: no way to move data: RDMA is required")]);
+        let why = format!("{rank}: ");
+        let said = stderr.lines().filter(|line| line.contains(&why) && line.contains("cannot be used here"));
+        assert_eq!(said.count(), 1, "{stderr}");
     }
 }

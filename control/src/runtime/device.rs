@@ -17,25 +17,30 @@ impl World {
             library: gpu.library.clone(),
             timeout: gpu.timeout,
             exchange: self.shared_agent().map(|agent| -> Arc<dyn Exchange> {
-                Arc::new(Store { agent: Arc::downgrade(agent), job: self.job().to_owned() })
+                Arc::new(Store::new(Arc::downgrade(agent), self.job(), self.generation()))
             }),
         }
     }
 }
 
-/// The job's part of the key-value store. It does not keep the agent alive, which leaves when the world is dropped.
+/// The part of the key-value store that is for this generation of the job's group: numbers of its communicators, and rank 0,
+/// may be those of the one before, which a loss may have ended before its keys were removed. It does not keep the agent alive, which leaves when the world is dropped.
 struct Store {
     agent: Weak<Agent>,
-    job: String,
+    place: String,
 }
 
 impl Store {
+    fn new(agent: Weak<Agent>, job: &str, generation: u64) -> Store {
+        Store { agent, place: format!("ringway/{job}/{generation}") }
+    }
+
     fn agent(&self) -> Result<Arc<Agent>, String> {
         self.agent.upgrade().ok_or_else(|| "this rank has left its job".to_owned())
     }
 
     fn place(&self, key: &str) -> String {
-        format!("ringway/{}/{key}", self.job)
+        format!("{}/{key}", self.place)
     }
 }
 
@@ -57,5 +62,17 @@ impl Exchange for Store {
         if let Ok(Err(error)) = forgotten {
             tracing::debug!(%error, "a key of NCCL stays");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generations_do_not_meet_by_keys_of_those_before() {
+        let [first, second] =
+            [1, 2].map(|generation| Store::new(Weak::new(), "job", generation).place("nccl/k"));
+        assert!(first != second && first.ends_with("/nccl/k"), "{first} {second}");
     }
 }

@@ -31,13 +31,16 @@ use ringway_dataplane::transport::{ConnectError, Key, Keyring, Peer};
 use ringway_topology::TaskId;
 use ringway_topology::host::{DiscoverError, host_id};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// Group id of the communicator over all ranks.
 pub const WORLD_GROUP: u32 = 1;
 /// How long the process that hosts the coordination service stays for others that are still there when it is done.
 pub const HOST_LINGER: Duration = Duration::from_secs(10);
+/// How long a rank that has no way to move data waits for the others before it says so.
+const SAID_AFTER: Duration = Duration::from_secs(2);
 
 /// Why a process could not join its job.
 #[derive(Debug, thiserror::Error)]
@@ -357,13 +360,14 @@ pub(super) fn group(
     let site = site::site(&binding, &host, launch, settings)
         .map_err(|source| JoinError::Topology { rank, source })?;
     let opened = open(me, all_local, &binding, settings).map_err(failed)?;
-    if let Opened::Unusable(unusable, _) = &opened {
-        // Said at once, in case the others never come; the rank ends by it when they have heard why.
-        tracing::error!("rank {rank}: {unusable}");
-    }
     let tuning = tuning::told_by(rank, settings).map_err(|source| JoinError::Tuning { rank, source })?;
-    let card = Card { site, tuning, address: opened.address() };
-    let met = meet(card::write(&card)).map_err(|source| JoinError::Group { rank, source })?;
+    let card = card::write(&Card { site, tuning, address: opened.address() });
+    let met = match &opened {
+        Opened::Endpoint(_) => meet(card),
+        // The rank ends by it when the others have heard why.
+        Opened::Unusable(unusable, _) => said_when_late(&format!("rank {rank}: {unusable}"), || meet(card)),
+    };
+    let met = met.map_err(|source| JoinError::Group { rank, source })?;
     let members = &met.table.members;
     let mut transport = match opened {
         Opened::Endpoint(endpoint) => endpoint,
@@ -404,6 +408,21 @@ pub(super) fn group(
     let comm = Communicator::new(transport, group, options)?;
     binding.bind(&settings.pin).map_err(pinning)?;
     Ok((comm, met, bridge))
+}
+
+/// Waits, and says `why` meanwhile if that takes long: the others may never come.
+fn said_when_late<T>(why: &str, wait: impl FnOnce() -> T) -> T {
+    let (over, is_over) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if is_over.recv_timeout(SAID_AFTER) == Err(RecvTimeoutError::Timeout) {
+                tracing::error!("{why}");
+            }
+        });
+        let waited = wait();
+        drop(over);
+        waited
+    })
 }
 
 /// What the data plane calls a member: the number that its process was started with, which it keeps while its rank changes.

@@ -96,7 +96,7 @@ impl Bench {
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    subcommand_value_name = "p2p"
+    override_usage = "ringway bench [OPTIONS] <COLLECTIVE>\n       ringway bench p2p [OPTIONS]"
 )]
 #[command(subcommand_help_heading = "Messages between two ranks")]
 #[command(after_help = "Examples:

@@ -5,12 +5,12 @@
 use super::args::CollectiveArgs;
 use super::case::{Call, Case, How, OnHost};
 use super::device::Place;
-use super::printer::{Printer, RankLine};
+use super::printer::{Printout, RankLine};
 use super::table::{Row, percentile};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ringway::{CollectiveError, Communicator, DType, Element, ReduceOp};
 use ringway_topology::host::pin::allowed_cpus;
-use std::io::{IsTerminal, Stdout, Write, stdout};
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 /// The most timed iterations when they are chosen by time.
@@ -44,9 +44,12 @@ pub(super) fn sweep(comm: &Communicator, args: &CollectiveArgs) -> Result<u64, B
     if let Some(collective) = args.bench().collective().filter(|_| args.explain) {
         super::explain::explain(comm, collective, &args.sweep.size_list())?;
     }
-    let mut printer = head(comm, args, &place)?;
+    let mut printout = head(comm, args, &place)?;
     let mut wrong = 0;
     for bytes in args.sweep.size_list() {
+        if !printout.goes_on()? {
+            break;
+        }
         let row = match args.datatype {
             DType::F16 => one::<half::f16>(comm, args, bytes, &place),
             DType::Bf16 => one::<half::bf16>(comm, args, bytes, &place),
@@ -63,26 +66,19 @@ pub(super) fn sweep(comm: &Communicator, args: &CollectiveArgs) -> Result<u64, B
             DType::Bool => one::<ringway::Bool>(comm, args, bytes, &place),
         }?;
         wrong += row.wrong.unwrap_or(0);
-        if let Some(p) = &mut printer {
-            p.row(row)?;
-        }
+        printout.row(row);
     }
-    if let Some(p) = printer {
-        p.finish()?;
-    }
+    printout.finish()?;
     Ok(wrong)
 }
 
 /// Gathers who takes part, and prints the head on rank 0.
-fn head(
-    comm: &Communicator,
+fn head<'a>(
+    comm: &'a Communicator,
     args: &CollectiveArgs,
     place: &Place,
-) -> Result<Option<Printer<Stdout, Row>>, BenchError> {
+) -> Result<Printout<'a, Row>, BenchError> {
     let ranks = who(comm, &place.why())?;
-    if comm.rank() != 0 {
-        return Ok(None);
-    }
     let title = format!(
         "ringway {} {}: {} ranks, {}",
         env!("CARGO_PKG_VERSION"),
@@ -90,7 +86,7 @@ fn head(
         comm.size(),
         args.sweep.title(),
     );
-    Ok(Some(Printer::start(stdout(), args.sweep.format(), title, ranks)?))
+    Ok(Printout::start(comm, args.sweep.format(), title, ranks))
 }
 
 /// Who takes part, and how each is reached; each rank says `first` of itself before that.

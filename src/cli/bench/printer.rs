@@ -1,7 +1,9 @@
 //! Prints what a benchmark measured: a head, a row per size as it comes, and a foot; as a table, CSV or JSON.
 
+use super::measure::{BenchError, agree};
+use ringway::{CollectiveError, Communicator};
 use serde::Serialize;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Stdout, Write, stdout};
 
 /// How rows are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +128,50 @@ impl<W: Write, R: Line> Printer<W, R> {
             }
         }
         self.out.flush()
+    }
+}
+
+/// What all ranks of a benchmark have of the printer on rank 0: they go on while it can print.
+pub(super) struct Printout<'a, R: Line> {
+    comm: &'a Communicator,
+    /// On rank 0; none on the others.
+    printer: Option<io::Result<Printer<Stdout, R>>>,
+}
+
+impl<'a, R: Line> Printout<'a, R> {
+    /// Prints the head on rank 0.
+    pub(super) fn start(comm: &'a Communicator, format: Format, title: String, ranks: Vec<RankLine>) -> Self {
+        let printer = (comm.rank() == 0).then(|| Printer::start(stdout(), format, title, ranks));
+        Printout { comm, printer }
+    }
+
+    /// Whether rank 0 can print. All ranks ask, and hear the same.
+    ///
+    /// # Errors
+    /// When the other ranks are not reached.
+    pub(super) fn goes_on(&self) -> Result<bool, CollectiveError> {
+        let can = self.printer.as_ref().is_none_or(Result::is_ok);
+        agree(self.comm, u64::from(can)).map(|can| can == 1)
+    }
+
+    /// Prints one row on rank 0.
+    pub(super) fn row(&mut self, row: R) {
+        if let Some(Ok(printer)) = &mut self.printer
+            && let Err(error) = printer.row(row)
+        {
+            self.printer = Some(Err(error));
+        }
+    }
+
+    /// Prints the foot on rank 0.
+    ///
+    /// # Errors
+    /// When something could not be printed; not when nobody reads any more (`| head`).
+    pub(super) fn finish(self) -> Result<(), BenchError> {
+        match self.printer.map_or(Ok(()), |printer| printer?.finish()) {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 }
 

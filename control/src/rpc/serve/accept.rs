@@ -180,6 +180,17 @@ pub(super) struct Preface {
     _place: OwnedSemaphorePermit,
 }
 
+impl Preface {
+    /// Whether it has shown all; if so, it is no stranger any more.
+    fn is_known(&mut self) -> bool {
+        let is_known = self.known.load(Ordering::Relaxed);
+        if is_known {
+            self.stranger = None;
+        }
+        is_known
+    }
+}
+
 impl Inspect for Preface {
     fn inspect(&mut self, bytes: &[u8]) -> io::Result<bool> {
         let expected = &PREFACE[self.seen..];
@@ -206,15 +217,15 @@ impl Inspect for Preface {
         if is_spoken && !self.needs_token {
             self.known.store(true, Ordering::Relaxed);
         }
-        let enough = is_spoken && self.known.load(Ordering::Relaxed);
-        if enough {
-            self.stranger = None;
-        }
-        Ok(enough)
+        Ok(is_spoken && self.is_known())
     }
 
     fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         ready!(self.deadline.as_mut().poll(cx));
+        if self.is_known() {
+            // Since the last bytes of it: its first call waits, and there is nothing else to say.
+            return Poll::Pending;
+        }
         let what = if self.seen == PREFACE.len() { "made no call with the token" } else { "stayed silent" };
         self.doorman
             .warn(self.from.ip(), format_args!("closing a connection from {} that {what}", self.from));

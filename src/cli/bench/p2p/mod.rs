@@ -11,7 +11,7 @@ mod table;
 pub(crate) use args::P2pArgs;
 
 use super::measure::{self, BenchError as Failed};
-use super::printer::Printer;
+use super::printer::Printout;
 use super::{BenchError, ended, launch_ranks};
 use args::{Measure, Op};
 use keyed::Keyed;
@@ -19,7 +19,6 @@ use pair::{Exchange, Pair};
 use ringway::rendezvous::{Rendezvous, StepId};
 use ringway::{Communicator, Launch, ReduceOp, Settings};
 use ringway_control::launch::Launcher;
-use std::io::stdout;
 use std::process::ExitCode;
 use std::time::Duration;
 use table::{Bandwidth, Latency, Row};
@@ -72,28 +71,24 @@ fn sweep(comm: &Communicator, args: &P2pArgs) -> Result<u64, Failed> {
         if args.bidirectional { "both ways" } else { "one way" },
         args.sweep.title(),
     );
-    let mut printer = match comm.rank() {
-        0 => Some(Printer::start(stdout(), args.sweep.format(), title, ranks)?),
-        _ => None,
-    };
+    let mut printout = Printout::start(comm, args.sweep.format(), title, ranks);
     let mut wrong = 0;
     let tensors = (args.op == Op::Tensor).then(|| Rendezvous::over(comm)).transpose();
     let tensors = tensors.map_err(|error| Failed::Tensors(Box::new(error)))?;
     let mut step = StepId(0);
     for bytes in args.sweep.size_list() {
+        if !printout.goes_on()? {
+            break;
+        }
         let mut pair: Box<dyn Exchange + '_> = match &tensors {
             Some(tensors) => Box::new(Keyed::new(comm, tensors, &mut step, bytes, args.window)?),
             None => Box::new(Pair::new(comm, bytes, args.window)?),
         };
         let row = one(comm, args, bytes, &mut *pair)?;
         wrong += row.wrong.unwrap_or(0);
-        if let Some(p) = &mut printer {
-            p.row(row)?;
-        }
+        printout.row(row);
     }
-    if let Some(p) = printer {
-        p.finish()?;
-    }
+    printout.finish()?;
     Ok(wrong)
 }
 
