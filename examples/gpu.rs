@@ -5,17 +5,21 @@
 //! ```
 //!
 //! With a word behind it, the ways in which jobs go wrong: `count`, `operation`, `order` (ranks that call different things),
-//! `refused` (an argument that makes no call), `abort`, `abandoned` (a call that nobody waits for, while a rank is lost).
+//! `refused` (an argument that makes no call), `abort`, `abandoned` (a call that nobody waits for, while a rank is lost); and `kept` (a handle that is kept long after its call), which
+//! goes well.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "nccl")]
 mod tour {
-    use ringway::gpu::{DeviceCommunicator, Stream};
+    use ringway::gpu::{DeviceBuffer, DeviceCommunicator, Stream};
     use ringway::{Communicator, ReduceOp};
     use std::error::Error;
     use std::io::Write;
+    use std::time::Duration;
 
     const LEN: usize = 100_000;
+    /// How long a handle is kept; the test has calls be under way for less.
+    const KEPT: Duration = Duration::from_secs(4);
 
     type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -118,6 +122,7 @@ mod tour {
                 gpus.abort("the data of shard 7 is damaged");
                 return Err(gpus.failure().map_or("it lives on".into(), Box::from));
             }
+            "kept" => kept(gpus, buffer)?,
             "abandoned" => return abandoned(comm, gpus, odd),
             "count" | "operation" | "order" | "refused" | "abort" => {
                 gpus.all_reduce(&mut buffer, ReduceOp::Sum)?
@@ -125,6 +130,17 @@ mod tour {
             other => return Err(format!("{other} is no word of this program").into()),
         }
         Ok(())
+    }
+
+    /// A call that is soon over, and whose handle is kept for longer than a call may be under way.
+    fn kept(gpus: &DeviceCommunicator, buffer: DeviceBuffer<f32>) -> Result<()> {
+        let over = gpus.all_reduce_start(buffer, ReduceOp::Sum)?;
+        let stream = Stream::new(gpus.context())?;
+        over.before(&stream)?;
+        stream.synchronize()?;
+        std::thread::sleep(KEPT);
+        over.wait()?;
+        Ok(gpus.barrier()?)
     }
 
     /// The last rank ends without a word while the others have a call under way that they do not wait for.

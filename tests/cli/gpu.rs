@@ -392,6 +392,14 @@ fn mistakes_reach_all_ranks_and_show_both_sides() {
 }
 
 #[test]
+fn a_handle_may_be_kept_for_longer_than_its_call_may_be_under_way() {
+    let program = Doubled::new("gpu-kept", &["run", "-n", "4", "--", example("gpu"), "kept"]);
+    let end = program.set("RINGWAY_DEVICE_TIMEOUT_MS", "3000").end();
+    assert_eq!(end.code(), 0, "{end:?}");
+    assert_eq!(end.stdout.iter().filter(|line| line.ends_with(": nothing went wrong")).count(), 4, "{end:?}");
+}
+
+#[test]
 fn a_call_that_nobody_waits_for_is_aborted_when_a_rank_is_lost() {
     let (end, _) = said("gpu-abandoned", &["abandoned"]);
     for rank in 0..3 {

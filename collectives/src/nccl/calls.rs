@@ -55,7 +55,9 @@ impl DeviceCommunicator {
 
     fn start<T: Element>(&self, planned: Planned, buffer: DeviceBuffer<T>) -> Result<DeviceHandle<T>> {
         let ticket = self.begin(planned.call, &[planned.operation])?;
-        self.watched().take(ticket.call);
+        if let Some(open) = ticket.open() {
+            self.watched().take(open);
+        }
         Ok(DeviceHandle::new(&self.shared, ticket, buffer))
     }
 

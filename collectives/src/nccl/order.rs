@@ -12,6 +12,7 @@ use crate::engine::{Call, CollectiveError, Communicator, Handle};
 use ringway_dataplane::memory::Buffer;
 use ringway_dataplane::transport::Stamp;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// Bytes of a stamp.
 const STAMP_BYTES: usize = 24;
@@ -65,7 +66,7 @@ pub(super) struct Order {
     first: u64,
     /// Buffers and events that calls before have left.
     stamps: Vec<Buffer<u8>>,
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<Arc<Event>>,
 }
 
 impl Order {
@@ -134,6 +135,11 @@ impl Order {
 
     fn buffer(&mut self, control: &Communicator) -> Result<Buffer<u8>, CollectiveError> {
         self.stamps.pop().map_or_else(|| control.alloc(STAMP_BYTES), Ok)
+    }
+
+    /// Whether all checks before number `until` are over.
+    pub(super) fn is_compared(&self, until: u64) -> bool {
+        self.first >= until
     }
 
     /// Compares what has come, up to check number `until`; whether all of that has.

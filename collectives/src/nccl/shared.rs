@@ -28,7 +28,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A call under way.
 pub(super) struct Ticket {
-    event: Option<Event>,
+    event: Option<Arc<Event>>,
     checks_until: u64,
     pub(super) call: Call,
     since: Instant,
@@ -37,14 +37,29 @@ pub(super) struct Ticket {
 impl Ticket {
     /// The point in the stream behind the call.
     pub(super) fn event(&self) -> Option<&Event> {
-        self.event.as_ref()
+        self.event.as_deref()
+    }
+
+    /// For the watch.
+    pub(super) fn open(&self) -> Option<Open> {
+        let event = Arc::clone(self.event.as_ref()?);
+        Some(Open { event, checks_until: self.checks_until, call: self.call, since: self.since })
     }
 }
 
-/// Started calls that nobody waits for yet, which the watch looks after.
+/// A started call that nobody waits for yet.
+#[derive(Clone)]
+pub(super) struct Open {
+    event: Arc<Event>,
+    checks_until: u64,
+    pub(super) call: Call,
+    since: Instant,
+}
+
+/// Started calls that the watch looks after.
 #[derive(Default)]
 pub(super) struct Started {
-    pub(super) open: Vec<(Call, Instant)>,
+    pub(super) open: Vec<Open>,
     pub(super) closing: bool,
 }
 
@@ -89,10 +104,13 @@ impl Shared {
 
     /// Takes the communicator of NCCL once it is made, waiting for that. `hint` is what is known of why it may not be.
     pub(super) fn settle(&self, comm: Comm, hint: &str) -> Result<()> {
+        // From now on it is aborted by whatever ends this one.
+        *lock(&self.comm) = Some(comm);
         let pause = Pause::new();
         loop {
-            match comm.is_settled() {
-                Ok(true) => break,
+            let settled = lock(&self.comm).as_ref().map_or(Ok(false), Comm::is_settled);
+            match settled {
+                Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(fault) if hint.is_empty() => return Err(self.by_fault(&fault, None)),
                 Err(fault) => return Err(self.by_words(&format!("{fault}{hint}"), None)),
@@ -105,8 +123,6 @@ impl Shared {
             }
             pause.once();
         }
-        *lock(&self.comm) = Some(comm);
-        Ok(())
     }
 
     /// Why it is dead, if it is.
@@ -180,8 +196,8 @@ impl Shared {
         }
     }
 
-    fn record(&self, order: &mut Order) -> std::result::Result<Event, Fault> {
-        let event = order.events.pop().map_or_else(|| Event::new(&self.context), Ok)?;
+    fn record(&self, order: &mut Order) -> std::result::Result<Arc<Event>, Fault> {
+        let event = order.events.pop().map_or_else(|| Event::new(&self.context).map(Arc::new), Ok)?;
         event.record(&self.stream)?;
         Ok(event)
     }
@@ -235,16 +251,24 @@ impl Shared {
         Err(self.aborted(late(what, self.timeout), Some(call)))
     }
 
-    /// For the watch: looks after calls that were started and that nobody waits for.
-    pub(super) fn watch_over(&self, (call, since): (Call, Instant)) {
+    /// For the watch: looks after a call that was started and that nobody waits for. Whether it is over.
+    pub(super) fn watch_over(&self, open: &Open) -> bool {
         let looked = self.control.look().and_then(|()| {
-            let mut order = lock(&self.order);
-            let until = order.until();
-            order.compare(&self.control, until).map(drop)
+            let agreed = {
+                let mut order = lock(&self.order);
+                let until = order.until();
+                order.compare(&self.control, until)? || order.is_compared(open.checks_until)
+            };
+            let done = open.event.is_done().map_err(|e| self.aborted(e.to_string(), Some(open.call)))?;
+            if done && agreed {
+                return Ok(true);
+            }
+            self.glance(open.call, open.since, done).map(|()| false)
         });
-        if let Err(error) = looked.and_then(|()| self.glance(call, since, false)) {
-            self.die(error, Some(call));
-        }
+        looked.unwrap_or_else(|error| {
+            self.die(error, Some(open.call));
+            true
+        })
     }
 
     /// This rank ends it, with these words.
@@ -343,10 +367,10 @@ fn renamed(error: CollectiveError, call: Option<Call>) -> CollectiveError {
 impl Drop for Shared {
     /// Ends it in order where it lives, with the other ranks, which do the same.
     fn drop(&mut self) {
-        let Some(comm) = lock(&self.comm).take() else { return };
         if std::thread::panicking() || self.control.failure().is_some() {
-            return;
+            return self.abort_nccl();
         }
+        let Some(comm) = lock(&self.comm).take() else { return };
         let pause = Pause::new();
         let over = comm.finalize().and_then(|()| {
             loop {

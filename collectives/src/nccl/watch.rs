@@ -3,11 +3,11 @@
 
 #![forbid(unsafe_code)]
 
-use super::shared::{Shared, lock};
+use super::shared::{Open, Shared, lock};
 use crate::engine::Call;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often it looks: well within the second in which a loss is told.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -24,8 +24,8 @@ impl Watch {
     }
 
     /// Looks after a call from now on, until [`Watch::leave`].
-    pub(super) fn take(&self, call: Call) {
-        lock(&self.shared.started).open.push((call, Instant::now()));
+    pub(super) fn take(&self, open: Open) {
+        lock(&self.shared.started).open.push(open);
         self.shared.changed.notify_all();
         let mut thread = lock(&self.thread);
         if thread.is_none() {
@@ -42,7 +42,7 @@ impl Watch {
     /// Somebody waits for the call, or it is over.
     pub(super) fn leave(shared: &Shared, call: &Call) {
         let mut started = lock(&shared.started);
-        if let Some(at) = started.open.iter().position(|(open, _)| open == call) {
+        if let Some(at) = started.open.iter().position(|open| open.call == *call) {
             started.open.remove(at);
         }
     }
@@ -61,10 +61,12 @@ fn watch(shared: &Shared) {
         if started.closing {
             return;
         }
-        let oldest = started.open.first().copied();
+        let oldest = started.open.first().cloned();
         drop(started);
-        if let Some(oldest) = oldest {
-            shared.watch_over(oldest);
+        if let Some(oldest) = oldest
+            && shared.watch_over(&oldest)
+        {
+            Watch::leave(shared, &oldest.call);
         }
     }
 }
