@@ -98,9 +98,8 @@ impl DeviceCommunicator {
         let place = (shared.control.rank(), shared.control.size());
         let begun = Comm::begin(&shared.library, &shared.context, id, place);
         let told = |fault: Fault| shared.by_words(&format!("{fault}{neighbours}"), None);
-        let made = begun.map_err(told).and_then(|comm| Ok(shared.settle(comm, &neighbours)?));
-        let made =
-            made.and_then(|()| Ok(shared.control.barrier().map_err(|error| shared.die(error, None))?));
+        let made = begun.map_err(told).and_then(|comm| shared.settle(comm, &neighbours));
+        let made = made.and_then(|()| shared.control.barrier().map_err(|error| shared.die(error, None)));
         if let Some(exchange) = options.exchange.as_ref().filter(|_| shared.control.rank() == 0) {
             exchange.forget(&exchange::key(&shared.control));
         }
