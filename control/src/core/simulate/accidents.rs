@@ -91,7 +91,7 @@ impl World {
 
     pub(super) fn kill(&mut self, index: u32) {
         let task = &self.tasks[index as usize];
-        let (life, ready) = (task.incarnation, task.ready);
+        let (life, ready) = (task.incarnation, task.ready.is_some());
         let vanished = self.random.per_mille(300);
         let streamed =
             self.streams.values().any(|stream| stream.index == index && stream.life == life && stream.open);
@@ -149,7 +149,9 @@ impl World {
         }
         let life = (loss.task.clone(), loss.incarnation);
         let there = self.tasks.iter().enumerate().filter(|(_, task)| {
-            task.life == Life::Running && task.ready && task.born < since && task.stopped_until < since
+            task.life == Life::Running
+                && task.ready.is_some_and(|ready| ready < since)
+                && task.stopped_until < since
         });
         match there.into_iter().find(|(_, task)| !task.announced.contains(&life)) {
             Some((index, _)) => {

@@ -41,8 +41,7 @@ pub(super) struct Task {
     pub(super) steps: Vec<Step>,
     pub(super) at: usize,
     pub(super) tries: u32,
-    pub(super) ready: bool,
-    pub(super) born: Time,
+    pub(super) ready: Option<Time>,
     pub(super) stopped_until: Time,
     /// Calls and streams of this life that have not ended, and some that have.
     pub(super) calls: BTreeSet<ReplyTo>,
@@ -66,8 +65,7 @@ impl Task {
             steps: script(seed, index),
             at: 0,
             tries: 0,
-            ready: false,
-            born: Time::ZERO,
+            ready: None,
             stopped_until: Time::ZERO,
             calls: BTreeSet::new(),
             streams: BTreeSet::new(),
@@ -111,6 +109,8 @@ impl World {
             Purpose::Register => agent::Event::Registered(plain),
             Purpose::Beat => agent::Event::Beaten(plain),
             Purpose::Shutdown => agent::Event::ShutDown,
+            // Its end has been told, which no answer follows.
+            Purpose::Watch(watch) if !self.streams.contains_key(&watch) => return Ok(()),
             Purpose::Watch(watch) => match plain {
                 Ok(()) => {
                     if self.scenario.crashes > 0 {
@@ -158,7 +158,7 @@ impl World {
                 }
                 agent::Effect::OpenWatch { since_epoch } => self.open_watch(index, since_epoch),
                 agent::Effect::Ready => {
-                    self.tasks[index as usize].ready = true;
+                    self.tasks[index as usize].ready = Some(self.now);
                     self.next_step(index)?;
                 }
                 agent::Effect::Announce(loss) => {
@@ -294,9 +294,8 @@ impl World {
 
     pub(super) fn born(&mut self, index: u32) -> Outcome {
         let incarnation = Incarnation(self.random.next() | 1);
-        let born = self.now;
         self.tasks[index as usize] =
-            Task { life: Life::Running, incarnation, born, ..Task::unborn(self.seed, index) };
+            Task { life: Life::Running, incarnation, ..Task::unborn(self.seed, index) };
         self.note(|| format!("{index} begins as {incarnation}"));
         self.agent_gets(index, incarnation, agent::Event::Start)
     }

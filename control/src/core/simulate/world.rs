@@ -403,11 +403,14 @@ impl World {
         self.after_coordinator(Some(event), effects)
     }
 
-    /// A request as it arrives: with the life of the task that sent it.
+    /// A request as it arrives: with the life of the task that sent it, where it does not begin or name one itself.
     fn asked(&self, to: ReplyTo, asked: Request) -> Event {
         let life = |call: &CallInfo| request::Life { task: Some(task(call.index)), incarnation: call.life };
+        let is_signed =
+            !matches!(asked, Request::Register { .. } | Request::Heartbeat { .. } | Request::Watch { .. });
         // Probes ask for nobody.
-        let calls = self.calls.get(&to).filter(|call| !matches!(call.purpose, Purpose::Probe { .. }));
+        let calls = self.calls.get(&to);
+        let calls = calls.filter(|call| is_signed && !matches!(call.purpose, Purpose::Probe { .. }));
         Event::Ask { reply: to, from: calls.map(life), request: asked }
     }
 

@@ -133,11 +133,14 @@ impl Link {
     }
 
     fn shut_down(&self) {
-        let source_task = Some(convert::coordinated_task(&self.process.task));
+        let (task, incarnation) = (self.process.task.clone(), self.process.incarnation);
         let (route, events, limit) = (self.route.clone(), self.events.clone(), self.leave_limit);
         tokio::spawn(async move {
             let call = route.call(|channel| {
-                let request = tf::ShutdownTaskRequest { source_task: source_task.clone() };
+                let source_task = Some(convert::coordinated_task(&task));
+                let mut request = tonic::Request::new(tf::ShutdownTaskRequest { source_task });
+                // The request itself does not say of which life it is.
+                convert::sign(&task, incarnation, request.metadata_mut());
                 async move { CoordinationServiceClient::new(channel).shutdown_task(request).await }
             });
             // Good or not, the task goes.
