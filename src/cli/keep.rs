@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::say;
-use super::serve::{ServeCommandError, reload, resolve};
+use super::serve::{ServeCommandError, reload, resolve, say_farewell};
 use super::signals::Signals;
 use ringway_control::launch::RANK_JOB;
 use ringway_control::rpc::credentials::Credentials;
@@ -143,6 +143,8 @@ pub(super) fn run(
         Keep::Etcd { credentials, .. } => credentials.clone(),
         Keep::Nowhere | Keep::File { .. } => Credentials::default(),
     };
+    // Where the state is kept, another service goes on with the job.
+    let is_end_of_job = matches!(keep, Keep::Nowhere);
     let how = match &keep {
         Keep::Nowhere => String::new(),
         Keep::File { store, .. } => format!(", kept in {}", store.path().display()),
@@ -158,6 +160,15 @@ pub(super) fn run(
     loop {
         let arrived = signals.wait(Some(LOOK_EVERY)).map_err(ServeCommandError::Signals)?;
         if arrived.iter().any(|signal| *signal != Signal::HUP) {
+            if is_end_of_job && arrived.contains(&Signal::TERM) {
+                let grace = settings.preemption_grace;
+                let is_alone = || server.wait_until_empty(Duration::ZERO);
+                let announce = || {
+                    server.announce_preemption(grace);
+                    !is_alone()
+                };
+                say_farewell(announce, is_alone, grace, &mut signals)?;
+            }
             return Ok(ExitCode::SUCCESS);
         }
         if !arrived.is_empty() {

@@ -188,7 +188,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
         }
     };
     if arrived.contains(&Signal::TERM) {
-        say_farewell(&served, settings.preemption_grace, &mut signals)?;
+        let grace = settings.preemption_grace;
+        let is_alone = || served.wait_until_alone(Duration::ZERO);
+        say_farewell(|| served.announce_end(grace), is_alone, grace, &mut signals)?;
     }
     let Traffic { plane_tensors, plane_bytes, grpc_tensors, grpc_bytes } = served.traffic();
     drop(served);
@@ -199,9 +201,15 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, ServeCommandError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells the tasks that are connected, and lets them leave, for `grace` at most or until another signal.
-fn say_farewell(task: &Task, grace: Duration, signals: &mut Signals) -> Result<(), ServeCommandError> {
-    if !task.announce_end(grace) {
+/// Tells the tasks that are connected (`announce` says whether any is), and lets them leave, for `grace` at most or until
+/// another signal.
+pub(super) fn say_farewell(
+    announce: impl FnOnce() -> bool,
+    is_alone: impl Fn() -> bool,
+    grace: Duration,
+    signals: &mut Signals,
+) -> Result<(), ServeCommandError> {
+    if !announce() {
         return Ok(());
     }
     say(&format!(
@@ -209,7 +217,7 @@ fn say_farewell(task: &Task, grace: Duration, signals: &mut Signals) -> Result<(
         grace.as_secs_f64()
     ));
     let deadline = Instant::now() + grace;
-    while Instant::now() < deadline && !task.wait_until_alone(Duration::ZERO) {
+    while Instant::now() < deadline && !is_alone() {
         let arrived = signals.wait(Some(LOOK_AGAIN)).map_err(ServeCommandError::Signals)?;
         if arrived.iter().any(|signal| *signal != Signal::HUP) {
             break;

@@ -3,6 +3,12 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+use std::sync::mpsc;
+use std::time::Duration;
+
+use ringway_control::core::coordination::request::Process;
+use ringway_control::rpc::client::{Agent, AgentConfig};
+use ringway_topology::{HostId, Incarnation, TaskId};
 use rustix::process::Signal;
 
 use crate::process::{Folder, Run, ringway};
@@ -111,4 +117,44 @@ fn beyond_this_host_it_listens_for_those_who_have_the_token() {
     assert_eq!(run.end().code(), 0);
     let end = Run::start(ringway(&[&["serve"], &arguments[..], &["--tls-cert", "x"]].concat())).end();
     assert!(end.stderr.contains("RINGWAY_TLS_CERT is given and RINGWAY_TLS_KEY is not"), "{}", end.stderr);
+}
+
+/// A rank that is connected to a service.
+fn rank(address: &str, rank: u32) -> Agent {
+    let process = Process {
+        task: TaskId::new("worker", rank).unwrap(),
+        incarnation: Incarnation(50 + u64::from(rank)),
+        host: HostId::new("here", "boot").unwrap(),
+        pid: 1000,
+    };
+    Agent::start(AgentConfig::new(address.to_owned(), process, Duration::from_secs(20))).unwrap()
+}
+
+#[test]
+fn a_coordinator_that_is_to_end_tells_its_ranks_and_waits_for_them() {
+    let bind = format!("127.0.0.1:{}", free_port());
+    let (run, address) = served(&["--ranks", "1", "--bind", &bind]);
+    let agent = rank(&address, 0);
+    let (told, hears) = mpsc::channel();
+    agent.on_preemption(move |when| told.send(when).unwrap());
+    run.signal(Signal::TERM);
+    assert!(hears.recv_timeout(Duration::from_secs(20)).unwrap().is_some());
+    let line = run.error_line();
+    assert!(line.contains("are told; ending when they have left"), "{line}");
+    agent.leave().unwrap();
+    assert_eq!(run.end().code(), 0);
+}
+
+#[test]
+fn a_coordinator_whose_state_is_kept_ends_at_once() {
+    let folder = Folder::new("kept");
+    let bind = format!("127.0.0.1:{}", free_port());
+    let file = folder.path_of("job.state");
+    let (run, address) = served(&["--ranks", "1", "--bind", &bind, "--state", &file]);
+    let agent = rank(&address, 0);
+    run.signal(Signal::TERM);
+    let end = run.end();
+    assert_eq!(end.code(), 0);
+    assert!(!end.stderr.contains("are told"), "{}", end.stderr);
+    drop(agent);
 }

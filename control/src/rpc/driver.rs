@@ -1,8 +1,9 @@
 //! Feeds one machine: a task, a clock, a bounded inbox, and an outbox that carries out what the machine wants.
 
 use std::future::pending;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::sync::mpsc;
 
 use crate::core::machine::Machine;
@@ -16,27 +17,43 @@ const BATCH: usize = 64;
 /// Real time, as a machine counts it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
-    origin: Instant,
+    kind: ClockId,
+    origin: Timespec,
 }
 
 impl Clock {
-    /// A clock whose origin is now.
+    /// A clock whose origin is now, and which stands still while the system is suspended: nobody is late for that.
     pub(super) fn start() -> Self {
-        Clock { origin: Instant::now() }
+        Clock::of(ClockId::Monotonic)
+    }
+
+    /// A clock whose origin is now, and which goes on while the system is suspended, as the clocks of others do: what was
+    /// lent for some time must be known to be over.
+    pub(super) fn start_through_suspension() -> Self {
+        Clock::of(ClockId::Boottime)
+    }
+
+    fn of(kind: ClockId) -> Self {
+        Clock { kind, origin: clock_gettime(kind) }
     }
 
     pub(super) fn now(&self) -> Time {
-        Time::ZERO + self.origin.elapsed()
+        time_between(self.origin, clock_gettime(self.kind))
     }
 
     async fn reach(&self, deadline: Option<Time>) {
         match deadline {
-            Some(deadline) => {
-                tokio::time::sleep_until((self.origin + Duration::from_nanos(deadline.0)).into()).await
-            }
+            Some(deadline) => tokio::time::sleep(deadline.since(self.now())).await,
             None => pending().await,
         }
     }
+}
+
+/// The time at `now` of a clock that began at `origin`; zero before that.
+fn time_between(origin: Timespec, now: Timespec) -> Time {
+    let nanos = |at: Timespec| i128::from(at.tv_sec) * 1_000_000_000 + i128::from(at.tv_nsec);
+    let since = (nanos(now) - nanos(origin)).max(0);
+    Time::ZERO + Duration::from_nanos(u64::try_from(since).unwrap_or(u64::MAX))
 }
 
 /// Carries out effects.
@@ -104,5 +121,28 @@ pub(super) async fn drive<M, O>(
             machine.on_time(now, &mut effects);
         }
         effects.drain(..).for_each(|effect| outbox.carry_out(effect));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_a_clock_count_from_its_origin() {
+        let at = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+        assert_eq!(time_between(at(5, 999_999_999), at(6, 1)), Time(2), "over the second");
+        assert_eq!(time_between(at(5, 7), at(5, 7)), Time::ZERO);
+        assert_eq!(time_between(at(5, 7), at(5, 6)), Time::ZERO, "never before it");
+        assert_eq!(time_between(at(0, 0), at(i64::MAX, 0)), Time(u64::MAX), "until the end of time");
+    }
+
+    #[test]
+    fn both_clocks_go_on() {
+        for clock in [Clock::start(), Clock::start_through_suspension()] {
+            let before = clock.now();
+            while clock.now() == before {}
+            assert!(clock.now() > before);
+        }
     }
 }

@@ -45,7 +45,8 @@ pub(super) async fn stand<S: Store>(office: Office<S>, retire: oneshot::Receiver
     // Nobody asks an election anything.
     let (_inbox, inputs) = mpsc::channel::<Input<Event, ()>>(1);
     let (retired, over) = oneshot::channel();
-    let clock = Clock::start();
+    // A lease ends also while this system is suspended.
+    let clock = Clock::start_through_suspension();
     let clerk = Clerk {
         office: Arc::new(office),
         events: events.clone(),
@@ -283,6 +284,7 @@ impl<S: Store> Lead<S> {
         }
     }
 
+    /// Also a system that was suspended knows when it goes on that its lease ended meanwhile.
     fn stands(&self) -> bool {
         self.clock.now() < Time(self.good_until.load(Ordering::Acquire))
     }
