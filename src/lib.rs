@@ -27,7 +27,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 pub use ringway_collectives::engine::{
-    Call, Choice, CollectiveError, During, Handle, InvalidCall, Member, Record, Who,
+    Blocks, Call, CallGroup, Choice, CollectiveError, During, Form, Handle, InvalidCall, Member, Numerics,
+    Record, Reduction, Who,
 };
 pub use ringway_collectives::reduce::ReduceOp;
 pub use ringway_collectives::schedule::Algorithm;

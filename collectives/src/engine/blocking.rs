@@ -23,7 +23,11 @@ pub(super) enum Memory<'a> {
 }
 
 /// Lends memory as a region for the length of `f`.
-fn lend<R>(memory: Memory<'_>, ledger: &mut Ledger, f: impl FnOnce(&mut Option<Region>) -> R) -> R {
+pub(super) fn lend<R>(
+    memory: Memory<'_>,
+    ledger: &mut Ledger,
+    f: impl FnOnce(&mut Option<Region>) -> R,
+) -> R {
     match memory {
         Memory::Nothing => f(&mut None),
         Memory::Read(bytes) => lend_shared_in(bytes, ledger, f),
@@ -36,6 +40,9 @@ pub(super) fn request<T: Element>(collective: Collective, count: usize) -> Reque
         what: What::Collective(collective),
         dtype: Some(T::DTYPE),
         op: None,
+        function: None,
+        blocks: None,
+        received: None,
         count,
         root: 0,
         in_place: false,
@@ -122,7 +129,7 @@ impl Communicator {
     }
 
     /// The outcome of a call, begun or not.
-    fn end<'a>(
+    pub(super) fn end<'a>(
         &'a self,
         core: Guard<'a>,
         begun: std::result::Result<u16, Failure>,
@@ -327,6 +334,9 @@ impl Communicator {
             what: What::Collective(Collective::Barrier),
             dtype: None,
             op: None,
+            function: None,
+            blocks: None,
+            received: None,
             count: 0,
             root: 0,
             in_place: true,

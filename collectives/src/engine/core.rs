@@ -14,7 +14,7 @@
 use super::error::CollectiveError;
 use super::fingerprint::{Call, cutting};
 use super::group::Group;
-use super::layout::{Area, INPUT, OUTPUT, WORK};
+use super::layout::{INPUT, OUTPUT, WORK};
 use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::plan::{KINDS, Kind, Plan, Request, What};
 use super::recorder::{Befell, Ending, Recorder};
@@ -22,6 +22,7 @@ use super::run::{Fault, Io, OpName, Phase, Run, Width};
 use super::straight::Begun;
 use super::traffic::Traffic;
 use crate::reduce::Kernels;
+use crate::schedule::Collective;
 use ringway_dataplane::memory::{AllocError, Ledger, Region};
 use ringway_dataplane::transport::{Caps, Completion, Event, OpError, Tag, Transport};
 use std::collections::VecDeque;
@@ -190,7 +191,7 @@ impl Core {
         }
         let slot = self.runs.len();
         (slot < MAX_CALLS).then(|| {
-            self.runs.push(Run::idle(slot as u16, call_of(request, plan), Arc::clone(plan), *request));
+            self.runs.push(Run::idle(slot as u16, call_of(request, plan), Arc::clone(plan), request.clone()));
             slot as u16
         })
     }
@@ -213,13 +214,7 @@ impl Core {
     /// Gives a slot the work area and scratch of its plan, unless what it has from before will do.
     pub(super) fn furnish(&mut self, slot: u16, plan: &Plan) -> Result<(), AllocError> {
         let run = &mut self.runs[usize::from(slot)];
-        let works = |area: &Area| {
-            matches!(
-                area,
-                Area::Staged { .. } | Area::Blocks { place: WORK, .. } | Area::Parts { place: WORK, .. }
-            )
-        };
-        let work = works(&plan.layout.low).then_some(plan.work_bytes);
+        let work = plan.layout.low.is_work().then_some(plan.work_bytes);
         let scratch = (plan.slots > 0).then(|| plan.scratch_bytes());
         for (have, needed) in [(&mut run.regions[WORK], work), (&mut run.scratch, scratch)] {
             let Some(needed) = needed.filter(|n| have.as_ref().is_none_or(|h| h.len() < *n)) else {
@@ -262,7 +257,7 @@ impl Core {
         };
         g.open_runs += 1;
         g.last.set(&plan);
-        let bytes = request.count as u64 * plan.layout.element_bytes as u64;
+        let bytes = request.count as u64 * plan.layout.caller_bytes as u64;
         let run = &mut self.runs[usize::from(slot)];
         run.group = group;
         run.rank = g.info.my_rank;
@@ -272,7 +267,7 @@ impl Core {
             Entry::New { .. } => (self.recorder.begin(g.info.id, call, bytes), 0),
             Entry::Begun(begun) => (begun.record, begun.steps),
         };
-        (run.call, run.plan, run.request) = (call, plan, *request);
+        (run.call, run.plan, run.request) = (call, plan, request.clone());
         // Moving a region that is not there costs as much as moving one.
         for (into, from) in [(INPUT, regions.input), (OUTPUT, regions.output)] {
             if from.is_some() {
@@ -438,16 +433,20 @@ impl Core {
             }
             return;
         }
-        let rank = match completed {
-            Ok(step) => step.peer(),
+        let step = match completed {
+            Ok(step) => step,
             Err(fault) => return self.fault(slot, fault),
         };
+        let rank = step.peer();
         match completion.result {
             // A message of one slice is over with its one step.
             Ok(()) if run.is_last_of_message() => self.finish(slot, None),
             Ok(()) => {}
             Err(OpError::PeerLost { cause, .. }) => self.fault(slot, Fault::Gone { rank, cause }),
-            Err(OpError::Mismatch { theirs, .. }) => self.fault(slot, Fault::Mismatch { rank, theirs }),
+            Err(OpError::Mismatch { theirs, .. }) => {
+                let count = self.runs[usize::from(slot)].pair_count(step, name);
+                self.fault(slot, Fault::Mismatch { rank, theirs, count });
+            }
             Err(OpError::Cancelled) => self.on_withdrawn(slot, rank),
         }
     }
@@ -542,6 +541,7 @@ impl Core {
 
     /// Adds a communicator. Its index stays valid until [`Core::close`].
     pub(super) fn add_group(&mut self, mut group: Group) -> usize {
+        group.numerics = self.options.numerics;
         group.costs = group.costs_over(&*self.transport, &self.options);
         group.numbers.history = cutting(&self.options, &group.costs, self.caps.depth);
         self.retired.retain(|(id, _)| *id != group.info.id);
@@ -601,7 +601,7 @@ pub(super) fn message_lane(tag: u32) -> u32 {
 
 /// What a request is to error messages and stamps, once planned.
 pub(super) fn call_of(request: &Request, plan: &Plan) -> Call {
-    Call { algorithm: plan.algorithm, ..request.call() }
+    Call { algorithm: plan.algorithm, form: plan.form, ..request.call() }
 }
 
 impl Request {
@@ -619,17 +619,21 @@ impl Request {
 
     /// The call, without its number and algorithm.
     pub(super) fn call(&self) -> Call {
-        let (collective, root) = match self.what {
-            What::Collective(collective) => (Some(collective), self.root),
-            What::Send { tag, .. } | What::Receive { tag, .. } => (None, tag),
+        let (collective, root, count) = match (self.what, &self.blocks) {
+            // What the ranks of a pair must have in common is in its messages.
+            (What::Collective(Collective::AllToAll), Some(_)) => (Some(Collective::AllToAll), 0, 0),
+            (What::Collective(collective), Some(blocks)) => (Some(collective), blocks.digest(), self.count),
+            (What::Collective(collective), None) => (Some(collective), self.root, self.count),
+            (What::Send { tag, .. } | What::Receive { tag, .. }, _) => (None, tag, self.count),
         };
         Call {
             collective,
             dtype: self.dtype,
             op: self.op,
             algorithm: None,
+            form: self.form(),
             root,
-            count: self.count as u64,
+            count: count as u64,
             seq: 0,
             history: 0,
         }

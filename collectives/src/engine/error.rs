@@ -223,6 +223,9 @@ pub enum InvalidCall {
     /// The system did not give what every call needs.
     #[error("the system does not give {0}")]
     System(String),
+    /// Blocks of unequal lengths do not fit the ranks or the buffer.
+    #[error("{0}: give one count per rank, and blocks that lie within the buffer")]
+    Blocks(String),
     /// The group's description does not hold together.
     #[error("the group is not well-formed: {0}")]
     Group(String),

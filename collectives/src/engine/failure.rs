@@ -44,7 +44,7 @@ impl Core {
         let during = During::Call(call);
         let error = match fault {
             Fault::Gone { rank, cause } => lost(group, rank, during, &cause),
-            Fault::Mismatch { rank, theirs } => match Call::from_stamp(&theirs) {
+            Fault::Mismatch { rank, theirs, count } => match Call::from_stamp(&theirs) {
                 Some(theirs) if theirs == call => CollectiveError::Transport {
                     who: group.who(rank),
                     during,
@@ -52,13 +52,19 @@ impl Core {
                         "it sends the same call otherwise: every rank needs the same check and slice_bytes"
                             .to_owned(),
                 },
-                Some(theirs) => return self.mismatched(index, call, rank, theirs),
+                Some(theirs) => {
+                    let ours = Call { count: count.unwrap_or(call.count), ..call };
+                    return self.mismatched(index, ours, rank, theirs);
+                }
                 None => CollectiveError::Transport {
                     who: group.who(rank),
                     during,
                     evidence: format!("its message is of another length, or not ours: {theirs:?}"),
                 },
             },
+            Fault::Function { message } => {
+                CollectiveError::Aborted { who: group.who(group.info.my_rank), during, message }
+            }
             Fault::Broken { rank, evidence } => {
                 CollectiveError::Transport { who: group.who(rank), during, evidence }
             }

@@ -1,11 +1,11 @@
 //! What a call is, in 24 bytes: the stamp that both sides of every message must share.
 //!
 //! ```text
-//! byte  0      kind of call            1..=9 collectives, 16 point to point
-//!       1      element type, or 0
+//! byte  0      kind of call            1..=11 collectives, 16 point to point; top bits: form, bits 0 and 1
+//!       1      element type, or 0      upper half: form, bits 2 to 5
 //!       2      reduction, or 0
 //!       3      algorithm, or 0
-//!       4..8   root, or the user's tag of a point-to-point message
+//!       4..8   root, or the user's tag of a point-to-point message, or a digest of unequal blocks
 //!       8..16  elements
 //!      16..20  number of the call on its communicator, from 0
 //!      20..22  slice of the call, modulo 2^16
@@ -25,6 +25,36 @@ use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Stamp;
 use std::fmt;
 
+/// What sets a call apart from the plain one of its kind, as bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Form(u8);
+
+impl Form {
+    /// Blocks are of unequal lengths: the v forms.
+    pub const BLOCKS: Form = Form(1);
+    /// Operands are combined in rank order: a function that does not commute.
+    pub const IN_ORDER: Form = Form(1 << 1);
+    /// The operation is a function of the user's.
+    pub const FUNCTION: Form = Form(1 << 2);
+    /// Operands are combined one after the other ([`Numerics::reproducible`](super::Numerics)).
+    pub const IN_SEQUENCE: Form = Form(1 << 3);
+    /// Elements travel as f32.
+    pub const AS_F32: Form = Form(1 << 4);
+    /// Elements travel as bf16.
+    pub const AS_BF16: Form = Form(1 << 5);
+
+    /// Both of them, if `too` says so.
+    #[must_use]
+    pub const fn and(self, other: Form, too: bool) -> Form {
+        if too { Form(self.0 | other.0) } else { self }
+    }
+
+    /// Whether it has the other's bit.
+    pub const fn has(self, other: Form) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
 /// Wire code of a point-to-point message.
 const POINT_TO_POINT: u8 = 16;
 
@@ -39,9 +69,12 @@ pub struct Call {
     pub op: Option<ReduceOp>,
     /// How it is run; `None` for a point-to-point message.
     pub algorithm: Option<Algorithm>,
-    /// Root of a rooted collective, tag of a point-to-point message, else 0.
+    /// What sets it apart from the plain call of its kind.
+    pub form: Form,
+    /// Root of a rooted collective, tag of a point-to-point message, digest of the counts of unequal blocks, else 0.
     pub root: u32,
-    /// Elements, in the collective's own measure: of the whole buffer, or of one rank's block.
+    /// Elements, in the collective's own measure: of the whole buffer, or of one rank's block; of unequal blocks, of all
+    /// together, or in an `all_to_all_v` of the block concerned.
     pub count: u64,
     /// Number of the call on its communicator, from 0, modulo 2^32. 0 for point-to-point messages.
     pub seq: u32,
@@ -54,7 +87,8 @@ impl Call {
     pub(crate) fn stamp(&self) -> Stamp {
         let mut b = [0u8; 24];
         b[0] = self.collective.map_or(POINT_TO_POINT, |c| c as u8 + 1);
-        b[1] = self.dtype.map_or(0, |d| d as u8);
+        b[0] |= (self.form.0 & 0b11) << 6;
+        b[1] = self.dtype.map_or(0, |d| d as u8) | (self.form.0 >> 2) << 4;
         b[2] = self.op.map_or(0, |o| o as u8);
         b[3] = self.algorithm.map_or(0, |a| a as u8 + 1);
         b[4..8].copy_from_slice(&self.root.to_le_bytes());
@@ -68,11 +102,15 @@ impl Call {
     pub(crate) fn from_stamp(stamp: &Stamp) -> Option<Call> {
         let b = &stamp.0;
         let listed = |code: u8| (code > 0).then(|| usize::from(code) - 1);
-        let collective = match b[0] {
+        let form = Form(b[0] >> 6 | (b[1] >> 4) << 2);
+        let collective = match b[0] & 0x3f {
             POINT_TO_POINT => None,
             code => Some(*Collective::ALL.get(listed(code)?)?),
         };
-        let dtype = if b[1] == 0 { None } else { Some(DType::from_code(b[1])?) };
+        let dtype = match b[1] & 0x0f {
+            0 => None,
+            code => Some(DType::from_code(code)?),
+        };
         let op = if b[2] == 0 { None } else { Some(ReduceOp::from_code(b[2])?) };
         let algorithm = match listed(b[3]) {
             None => None,
@@ -84,6 +122,7 @@ impl Call {
             dtype,
             op,
             algorithm,
+            form,
             root,
             count: u64::from_le_bytes(count),
             seq: u32::from_le_bytes(b[16..20].try_into().ok()?),
@@ -132,6 +171,11 @@ pub(crate) fn cutting(options: &EngineOptions, costs: &Costs, depth: u32) -> u16
     digest(words.chain(numbers))
 }
 
+/// Writes the length of one message in place of the call's.
+pub(crate) fn count_stamp(stamp: &mut Stamp, count: u64) {
+    stamp.0[8..16].copy_from_slice(&count.to_le_bytes());
+}
+
 /// The stamp of slice `slice` of the call whose slice 0 has the stamp `call`.
 pub(crate) fn slice_stamp(call: &Stamp, slice: u32) -> Stamp {
     let mut stamp = *call;
@@ -145,15 +189,28 @@ impl fmt::Display for Call {
             write!(f, "a message with tag {}", self.root)?;
             return self.dtype.map_or(Ok(()), |d| write!(f, ", {d} x {}", self.count));
         };
-        write!(f, "{collective} #{}", self.seq)?;
+        let ragged = if self.form.has(Form::BLOCKS) { "_v" } else { "" };
+        write!(f, "{collective}{ragged} #{}", self.seq)?;
         if let Some(dtype) = self.dtype {
             write!(f, " {dtype} x {}", self.count)?;
         }
         if let Some(op) = self.op {
             write!(f, " {op}")?;
         }
+        if self.form.has(Form::FUNCTION) {
+            f.write_str(if self.form.has(Form::IN_ORDER) { " own, in order" } else { " own" })?;
+        }
+        for (form, words) in [
+            (Form::IN_SEQUENCE, " reproducible"),
+            (Form::AS_F32, " sent as f32"),
+            (Form::AS_BF16, " sent as bf16"),
+        ] {
+            f.write_str(if self.form.has(form) { words } else { "" })?;
+        }
         if collective.is_rooted() {
             write!(f, " root {}", self.root)?;
+        } else if self.form.has(Form::BLOCKS) && collective != Collective::AllToAll {
+            write!(f, " in counts of digest {:08x}", self.root)?;
         }
         match self.algorithm {
             Some(algorithm) => write!(f, " ({algorithm})"),
@@ -172,6 +229,7 @@ mod tests {
             dtype: Some(DType::F32),
             op: Some(ReduceOp::Avg),
             algorithm: Some(Algorithm::Tree),
+            form: Form::default(),
             root: 3,
             count: 1 << 40,
             seq: 17,
@@ -185,6 +243,10 @@ mod tests {
             let c = Call { collective: Some(collective), ..call() };
             assert_eq!(Call::from_stamp(&slice_stamp(&c.stamp(), 70_000)), Some(c));
         }
+        for bit in 0..6 {
+            let c = Call { form: Form(1 << bit), ..call() };
+            assert_eq!(Call::from_stamp(&c.stamp()), Some(c));
+        }
         let message = Call { collective: None, op: None, algorithm: None, ..call() };
         assert_eq!(Call::from_stamp(&message.stamp()), Some(message));
     }
@@ -192,7 +254,7 @@ mod tests {
     #[test]
     fn foreign_stamps_are_none() {
         let no_algorithm = Algorithm::ALL.len() as u8 + 1;
-        for (at, code) in [(0, 0), (0, 10), (0, 255), (1, 14), (2, 9), (3, no_algorithm)] {
+        for (at, code) in [(0, 0), (0, 12), (0, 255), (1, 14), (2, 9), (3, no_algorithm)] {
             let mut stamp = call().stamp();
             stamp.0[at] = code;
             assert_eq!(Call::from_stamp(&stamp), None, "byte {at} = {code}");
@@ -207,6 +269,7 @@ mod tests {
             Call { dtype: Some(DType::F64), ..c },
             Call { op: Some(ReduceOp::Sum), ..c },
             Call { algorithm: Some(Algorithm::Ring), ..c },
+            Call { form: Form::FUNCTION, ..c },
             Call { root: 2, ..c },
             Call { count: 1000, ..c },
             Call { seq: 18, ..c },

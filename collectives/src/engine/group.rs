@@ -5,8 +5,9 @@
 use super::error::{CollectiveError, InvalidCall, Who};
 use super::fingerprint::Call;
 use super::history::Doubt;
+use super::numerics::Numerics;
 use super::options::EngineOptions;
-use super::plan::{Plan, Request};
+use super::plan::{Among, Plan, Request};
 use crate::schedule::{Arrangement, Costs, LinkCosts, Wanted};
 use ringway_dataplane::transport::{Caps, Peer, Stamp, Transport};
 use ringway_topology::Rank;
@@ -135,6 +136,8 @@ pub(super) struct Group {
     pub(super) costs: Costs,
     /// The algorithms that it was told to use, in place of the engine's.
     pub(super) wanted: Option<Wanted>,
+    /// How its reductions are computed.
+    pub(super) numerics: Numerics,
     /// The latest unanswered word of each rank about a call that this rank has not reached.
     pub(super) heard: Vec<Option<(u32, Heard)>>,
     heard_any: u32,
@@ -171,6 +174,7 @@ impl Group {
             arrangement: arrangement(&info.members),
             costs: Costs::default(),
             wanted: None,
+            numerics: Numerics::default(),
             numbers: Numbers { seq: 0, history: 0, calls: vec![None; REMEMBERED_CALLS] },
             heard: vec![None; size],
             heard_any: 0,
@@ -235,19 +239,19 @@ impl Group {
         if let Some((_, plan)) = self.plans.iter().find(|(r, _)| r == request) {
             return Ok(Arc::clone(plan));
         }
-        let place = (&self.arrangement, &self.costs);
+        let among = Among { group: &self.arrangement, costs: &self.costs, numerics: self.numerics };
         let plan = match self.wanted {
-            None => Plan::new(request, self.info.my_rank, place, options, caps)?,
+            None => Plan::new(request, self.info.my_rank, among, options, caps)?,
             Some(wanted) => {
                 let options = EngineOptions { wanted, ..options.clone() };
-                Plan::new(request, self.info.my_rank, place, &options, caps)?
+                Plan::new(request, self.info.my_rank, among, &options, caps)?
             }
         };
         let plan = Arc::new(plan);
         if self.plans.len() < KEPT_PLANS {
-            self.plans.push((*request, Arc::clone(&plan)));
+            self.plans.push((request.clone(), Arc::clone(&plan)));
         } else {
-            self.plans[self.next_plan] = (*request, Arc::clone(&plan));
+            self.plans[self.next_plan] = (request.clone(), Arc::clone(&plan));
             self.next_plan = (self.next_plan + 1) % KEPT_PLANS;
         }
         Ok(plan)
@@ -256,6 +260,13 @@ impl Group {
     /// Plans calls to come by these algorithms.
     pub(super) fn prefer(&mut self, wanted: Wanted) {
         self.wanted = Some(wanted);
+        self.plans.clear();
+        self.next_plan = 0;
+    }
+
+    /// Computes reductions so from now on.
+    pub(super) fn set_numerics(&mut self, numerics: Numerics) {
+        self.numerics = numerics;
         self.plans.clear();
         self.next_plan = 0;
     }
@@ -332,6 +343,7 @@ mod tests {
             dtype: None,
             op: None,
             algorithm: None,
+            form: Default::default(),
             root: 0,
             count: 0,
             seq: 0,

@@ -124,6 +124,7 @@ mod tests {
             dtype: None,
             op: None,
             algorithm: None,
+            form: Default::default(),
             root,
             count: 8,
             seq: 0,

@@ -10,6 +10,7 @@
 use super::slice::near_equal;
 use crate::schedule::Span;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A region of a run, by number.
 pub(super) type Place = usize;
@@ -29,8 +30,24 @@ pub(super) enum Area {
     Parts { place: Place, chunks: u32 },
     /// Block `c` is at `(c - first) * block`.
     Blocks { place: Place, first: u32 },
+    /// Chunk `c` is list `list`'s range `c`, of its own length.
+    Listed { place: Place, list: usize },
+    /// Near-equal parts of each slice's run of the buffer, `lane_bytes` per lane, made and emptied slice by slice.
+    StagedParts { chunks: u32, lane_bytes: usize },
     /// Pieces of `chunks` blocks side by side, `lane_bytes` per lane, made and emptied slice by slice.
     Staged { chunks: u32, lane_bytes: usize },
+}
+
+impl Area {
+    /// Whether it lies in the run's own memory.
+    pub(super) fn is_work(&self) -> bool {
+        match *self {
+            Area::Staged { .. } | Area::StagedParts { .. } => true,
+            Area::Parts { place, .. } | Area::Blocks { place, .. } | Area::Listed { place, .. } => {
+                place == WORK
+            }
+        }
+    }
 }
 
 /// Copies between areas that each slice begins or ends with.
@@ -44,8 +61,13 @@ pub(super) struct Copy {
     pub(super) to_first: u32,
 }
 
+/// Ranges of elements, one per rank.
+pub(super) type List = Arc<[Range<usize>]>;
+/// Lists that a layout may refer to.
+pub(super) const LISTS: usize = 3;
+
 /// Where all chunks of a call are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Layout {
     /// Chunks below `split`.
     pub(super) low: Area,
@@ -54,7 +76,12 @@ pub(super) struct Layout {
     pub(super) split: u32,
     /// Elements of the buffer (`Parts`) or of one block.
     pub(super) elements: usize,
+    /// Bytes of an element as it is sent and combined: in the work area, and in messages.
     pub(super) element_bytes: usize,
+    /// Bytes of an element in the caller's buffers.
+    pub(super) caller_bytes: usize,
+    /// Lists of [`Area::Listed`].
+    pub(super) lists: [Option<List>; LISTS],
     pub(super) slices: u32,
     pub(super) before: Option<Copy>,
     pub(super) after: Option<Copy>,
@@ -78,6 +105,8 @@ impl Layout {
             split: u32::MAX,
             elements,
             element_bytes,
+            caller_bytes: element_bytes,
+            lists: [None, None, None],
             slices: 1,
             before: None,
             after: None,
@@ -114,6 +143,18 @@ impl Layout {
                 };
                 (place, piece.start + first.start..piece.start + end)
             }
+            Area::Listed { place, list } => {
+                let range = self.lists[list].as_ref().and_then(|list| list.get(span.first as usize));
+                let range = range.cloned().unwrap_or(0..0);
+                let piece = near_equal(range.len(), self.slices as usize, slice as usize);
+                (place, range.start + piece.start..range.start + piece.end)
+            }
+            Area::StagedParts { chunks, lane_bytes } => {
+                let first = near_equal(piece.len(), chunks as usize, span.first as usize).start;
+                let end = near_equal(piece.len(), chunks as usize, span.end() as usize - 1).end;
+                let start = lane * lane_bytes / self.element_bytes;
+                (WORK, start + first..start + end)
+            }
             Area::Blocks { place, first } => {
                 let start = (span.first - first) as usize * self.elements + piece.start;
                 (place, start..start + (span.count as usize - 1) * self.elements + piece.len())
@@ -123,15 +164,18 @@ impl Layout {
                 (WORK, start..start + span.count as usize * piece.len())
             }
         };
-        Spot { place, bytes: elements.start * self.element_bytes..elements.end * self.element_bytes }
+        let each = if place == WORK { self.element_bytes } else { self.caller_bytes };
+        Spot { place, bytes: elements.start * each..elements.end * each }
     }
 
     /// Bytes of the longest message of `chunks` chunks, over all slices.
     pub(super) fn longest_bytes(&self, chunks: u32) -> usize {
         let piece = self.elements.div_ceil(self.slices as usize);
         let elements = match self.low {
-            Area::Parts { chunks: all, .. } => (piece.div_ceil(all as usize) * chunks as usize).min(piece),
-            Area::Blocks { .. } | Area::Staged { .. } => piece * chunks as usize,
+            Area::Parts { chunks: all, .. } | Area::StagedParts { chunks: all, .. } => {
+                (piece.div_ceil(all as usize) * chunks as usize).min(piece)
+            }
+            Area::Blocks { .. } | Area::Listed { .. } | Area::Staged { .. } => piece * chunks as usize,
         };
         elements * self.element_bytes
     }

@@ -1,7 +1,8 @@
 //! Runs schedules over transports: what users hold is a [`Communicator`].
 //!
 //! ```text
-//! communicator, blocking, started, p2p, split     the calls, checked and turned into requests
+//! communicator, blocking, started, p2p, split,
+//! ragged, own, batch                               the calls, checked and turned into requests
 //!   attend                                        what goes on beside, on GPUs
 //!   shared                                        the lock, and which thread drives
 //!     core                                        calls under way on one endpoint, events
@@ -10,7 +11,8 @@
 //!       recorder, traffic, flight                  what is remembered, and how others look at it
 //!       run, hazard                               one call: slices over lanes, steps and their order
 //!       straight                                  small calls and messages that are made at once
-//!       plan, layout, slice                       from arguments to schedule, memory and slices
+//!       numerics, reduction, blocks               what is asked beyond an operation and a length
+//!       plan, arrange, layout, slice              from arguments to schedule, memory and slices
 //! ```
 //!
 //! - **E1** A call that was not refused ends on every rank: with the result, or with one error that is the same cause
@@ -21,9 +23,12 @@
 
 #![forbid(unsafe_code)]
 
+mod arrange;
 #[cfg(feature = "nccl")]
 mod attend;
+mod batch;
 mod blocking;
+mod blocks;
 mod communicator;
 mod core;
 mod error;
@@ -37,10 +42,14 @@ mod hazard;
 mod history;
 mod inquiry;
 mod layout;
+mod numerics;
 mod options;
+mod own;
 mod p2p;
 mod plan;
+mod ragged;
 mod recorder;
+mod reduction;
 mod run;
 mod shared;
 mod slice;
@@ -50,20 +59,24 @@ mod straight;
 mod traffic;
 mod word;
 
+pub use batch::CallGroup;
+pub use blocks::Blocks;
 pub use communicator::{Choice, Communicator};
 pub use core::{MAX_CALLS, MAX_TAG};
 pub use error::{CollectiveError, During, InvalidCall, Who};
 pub use explain::Explained;
-pub use fingerprint::Call;
+pub use fingerprint::{Call, Form};
 pub use flight::{Awaited, Flight, GroupView, Keep, MAX_AWAITED, PeerView, WaitView, WriteDown};
 pub use group::{GroupInfo, Member};
 pub use handle::Handle;
 pub use inquiry::MAX_INQUIRY_MS;
+pub use numerics::Numerics;
 pub use options::{
     DEFAULT_INQUIRY_MS, DEFAULT_LINGER_MS, DEFAULT_RECORDED_CALLS, DEFAULT_SLICES_IN_FLIGHT, EngineOptions,
     MAX_SLICES_IN_FLIGHT, OnFailure, OnProgressThread, Told,
 };
 pub use recorder::{Befell, Ending, Happening, RECORDED_HAPPENINGS, Record, Total};
+pub use reduction::Reduction;
 pub use shared::Reporter;
 pub use split::SPLIT_IDS;
 pub use traffic::Exchanged;

@@ -4,6 +4,7 @@
 
 use super::error::CollectiveError;
 use super::flight::WriteDown;
+use super::numerics::Numerics;
 use crate::schedule::{Costs, FEWEST_IN_FLIGHT, MOST_IN_FLIGHT, Tuning, Wanted};
 use ringway_dataplane::fabric::SpinPolicy;
 use ringway_dataplane::memory::Pool;
@@ -60,6 +61,9 @@ pub struct EngineOptions {
     pub wanted: Wanted,
     /// What was measured to be quickest; its costs are for the caller to put into `costs`.
     pub tuning: Option<Arc<Tuning>>,
+    /// How reductions are computed, where a communicator does not say otherwise
+    /// ([`Communicator::set_numerics`](super::Communicator::set_numerics)).
+    pub numerics: Numerics,
     /// Stamp messages with the call's fingerprint, so that mismatched calls are errors.
     pub check: bool,
     /// How to pass the time before sleeping.
@@ -89,6 +93,7 @@ impl Default for EngineOptions {
             costs: Costs::default(),
             wanted: Wanted::ANY,
             tuning: None,
+            numerics: Numerics::default(),
             check: true,
             spin: SpinPolicy::Auto,
             pool: Pool::default(),

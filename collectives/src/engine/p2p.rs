@@ -6,11 +6,12 @@
 
 #![forbid(unsafe_code)]
 
-use super::blocking::Memory;
+use super::blocking::{Memory, request};
 use super::communicator::Communicator;
 use super::core::MAX_TAG;
 use super::error::{CollectiveError, InvalidCall};
 use super::plan::{Request, What};
+use crate::schedule::Collective;
 use bytemuck::{cast_slice, cast_slice_mut};
 use ringway_dataplane::memory::Element;
 
@@ -72,20 +73,28 @@ impl Communicator {
         rank: u32,
         tag: u32,
     ) -> Result<()> {
+        match self.wrong_message(what, rank, tag) {
+            Some(why) => Err(self.refuse(name, request, why)),
+            None => Ok(()),
+        }
+    }
+
+    /// What is wrong with a message to or from a rank, if something is.
+    #[inline]
+    pub(super) fn wrong_message(&self, what: &'static str, rank: u32, tag: u32) -> Option<InvalidCall> {
         let size = self.size();
-        let why = if rank >= size {
+        Some(if rank >= size {
             InvalidCall::NoSuchRank { what, rank, size }
         } else if rank == self.rank {
             InvalidCall::WithItself
         } else if tag > MAX_TAG {
             InvalidCall::TagTooLarge { tag, max: MAX_TAG }
         } else {
-            return Ok(());
-        };
-        Err(self.refuse(name, request, why))
+            return None;
+        })
     }
 }
 
 pub(super) fn message<T: Element>(what: What, count: usize) -> Request {
-    Request { what, dtype: Some(T::DTYPE), op: None, count, root: 0, in_place: false }
+    Request { what, ..request::<T>(Collective::Barrier, count) }
 }

@@ -2,15 +2,20 @@
 
 #![forbid(unsafe_code)]
 
+use super::arrange::arrange;
+use super::blocks::Blocks;
 use super::error::InvalidCall;
+use super::fingerprint::Form;
 use super::hazard::WINDOW;
-use super::layout::{Area, Copy, INPUT, Layout, OUTPUT, WORK};
+use super::layout::{Area, INPUT, Layout, OUTPUT, WORK};
+use super::numerics::Numerics;
 use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
+use super::reduction::Function;
 use super::slice::{Share, share, widest_message, widest_reduce};
 use crate::reduce::ReduceOp;
 use crate::schedule::{
-    Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, Rank, Schedule, Span, Step,
-    choose as cheapest,
+    Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Rank, Schedule, Span, Step,
+    Wanted, Why, choose as cheapest, prices,
 };
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Caps;
@@ -24,17 +29,33 @@ const MIN_SLOTS: usize = 2;
 const SLOT_ALIGN: usize = 64;
 
 /// What is asked of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) what: What,
     pub(super) dtype: Option<DType>,
     pub(super) op: Option<ReduceOp>,
-    /// Elements of the buffer, or of one rank's block where chunks are blocks.
+    /// A function of the user's, in place of `op`.
+    pub(super) function: Option<Function>,
+    /// Blocks of unequal lengths, and those that an all-to-all receives.
+    pub(super) blocks: Option<Blocks>,
+    pub(super) received: Option<Blocks>,
+    /// Elements of the buffer, or of one rank's block where chunks are blocks; of all blocks where they are unequal.
     pub(super) count: usize,
     /// Root of a rooted collective, else 0.
     pub(super) root: Rank,
     /// Whether input and output are one buffer.
     pub(super) in_place: bool,
+}
+
+impl Request {
+    /// What sets the call apart, as far as its caller says.
+    pub(super) fn form(&self) -> Form {
+        let in_order = self.function.as_ref().is_some_and(|f| f.in_order);
+        Form::default()
+            .and(Form::BLOCKS, self.blocks.is_some())
+            .and(Form::FUNCTION, self.function.is_some())
+            .and(Form::IN_ORDER, in_order)
+    }
 }
 
 /// A collective, or one message.
@@ -78,6 +99,13 @@ impl Schedule for Program {
         }
     }
 
+    fn incoming_is_left(&self, rank: Rank, step: &Step) -> bool {
+        match self {
+            Program::Collective(s) => s.incoming_is_left(rank, step),
+            Program::Message(_) => false,
+        }
+    }
+
     #[inline]
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
         match self {
@@ -87,11 +115,26 @@ impl Schedule for Program {
     }
 }
 
+/// The ranks that a request is planned for.
+#[derive(Clone, Copy)]
+pub(super) struct Among<'a> {
+    pub(super) group: &'a Arrangement,
+    pub(super) costs: &'a Costs,
+    pub(super) numerics: Numerics,
+}
+
 /// How a request is run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) program: Program,
     pub(super) algorithm: Option<Algorithm>,
+    pub(super) form: Form,
+    /// The type that elements are sent and combined as.
+    pub(super) dtype: Option<DType>,
+    /// What an average is divided by.
+    pub(super) averaged: u32,
+    /// Whether each pair of ranks has a length of its own, which its messages tell.
+    pub(super) pairwise: bool,
     pub(super) layout: Layout,
     pub(super) lanes: u32,
     /// Messages per peer and direction that the run may have posted; 0 for a run that must be narrow.
@@ -112,15 +155,13 @@ impl Plan {
     pub(super) fn new(
         request: &Request,
         rank: Rank,
-        group: (&Arrangement, &Costs),
+        among: Among<'_>,
         options: &EngineOptions,
         caps: &Caps,
     ) -> Result<Plan, InvalidCall> {
         let element_bytes = request.dtype.map_or(1, DType::size);
         match request.what {
-            What::Collective(collective) => {
-                Plan::collective(collective, request, rank, group, element_bytes, options, caps)
-            }
+            What::Collective(collective) => Plan::collective(collective, request, rank, among, options, caps),
             What::Send { to, .. } => {
                 Ok(Plan::message(Step::Send { to, span: Span::one(0) }, INPUT, request, element_bytes, caps))
             }
@@ -140,6 +181,10 @@ impl Plan {
         Plan {
             program: Program::Message(step),
             algorithm: None,
+            form: Form::default(),
+            dtype: request.dtype,
+            averaged: 1,
+            pairwise: false,
             layout,
             lanes: 1,
             depth: 1,
@@ -155,25 +200,29 @@ impl Plan {
         collective: Collective,
         request: &Request,
         rank: Rank,
-        group: (&Arrangement, &Costs),
-        element_bytes: usize,
+        among: Among<'_>,
         options: &EngineOptions,
         caps: &Caps,
     ) -> Result<Plan, InvalidCall> {
-        let (choice, schedule) = choose(collective, request, group, element_bytes, (options, caps))?;
-        let (mut layout, pieces) =
-            arrange(collective, request, rank, group.0.ranks(), element_bytes, &schedule);
+        let dtype = among.numerics.wire(request).or(request.dtype);
+        let element_bytes = dtype.map_or(1, DType::size);
+        let ranks = among.group.ranks();
+        let (choice, schedule) = choose(collective, request, among, element_bytes, (options, caps))?;
+        let (mut layout, pieces) = arrange(collective, request, (rank, ranks), element_bytes, &schedule);
+        let pairwise = request.blocks.is_some() && collective == Collective::AllToAll;
         let widest = widest_message(schedule.among_positions());
         let wanted = options.slice_bytes.unwrap_or(usize::try_from(choice.slice_bytes).unwrap_or(usize::MAX));
         let limit = longest(caps, element_bytes);
         layout.slices = match layout.low {
             // Every slice is a run of the buffer with a piece of each chunk in it.
-            Area::Parts { chunks, .. } => slices(
-                request.count.div_ceil(chunks as usize),
+            // What the two sides of a pair know of each other's blocks is the length of one.
+            _ if pairwise => 1,
+            Area::Parts { chunks, .. } | Area::StagedParts { chunks, .. } => slices(
+                layout.elements.div_ceil(chunks as usize),
                 element_bytes,
                 wanted.min(limit / widest as usize),
             ),
-            _ if pieces || widest == 1 => slices(request.count, element_bytes, wanted.min(limit)),
+            _ if pieces || widest == 1 => slices(layout.elements, element_bytes, wanted.min(limit)),
             _ => 1,
         };
         let longest_bytes = layout.longest_bytes(widest) as u64;
@@ -187,13 +236,25 @@ impl Plan {
         let mut plan = Plan {
             program: Program::Collective(schedule.clone()),
             algorithm: Some(choice.algorithm),
+            form: request
+                .form()
+                .and(Form::IN_SEQUENCE, among.numerics.in_sequence(request))
+                .and(Form::AS_F32, dtype != request.dtype && dtype == Some(DType::F32))
+                .and(Form::AS_BF16, dtype != request.dtype && dtype == Some(DType::Bf16)),
+            dtype,
+            averaged: match collective {
+                Collective::Scan => rank + 1,
+                Collective::ExclusiveScan => rank.max(1),
+                _ => ranks,
+            },
+            pairwise,
+            at_once: longest_bytes <= caps.eager_bytes && layout.is_one_run() && request.function.is_none(),
             layout,
             lanes,
             depth,
             work_bytes: 0,
             slot_bytes: 0,
             slots: 0,
-            at_once: longest_bytes <= caps.eager_bytes && layout.is_one_run(),
             eager_bytes: caps.eager_bytes,
         };
         plan.size_memory(collective, rank, &schedule);
@@ -203,11 +264,20 @@ impl Plan {
     /// Sizes the work area and the scratch.
     fn size_memory(&mut self, collective: Collective, rank: Rank, schedule: &Arranged) {
         let block = self.layout.elements * self.layout.element_bytes;
+        let lanes = self.lanes as usize;
         let piece = self.layout.longest_bytes(1);
         if let Area::Staged { chunks, .. } = self.layout.low {
             let staged = Area::Staged { chunks, lane_bytes: piece * chunks as usize };
             self.layout.restage(staged);
-            self.work_bytes = piece * chunks as usize * self.lanes as usize;
+            self.work_bytes = piece * chunks as usize * lanes;
+        } else if let Area::StagedParts { chunks, .. } = self.layout.low {
+            let lane_bytes = self.layout.longest_bytes(chunks);
+            self.layout.restage(Area::StagedParts { chunks, lane_bytes });
+            self.work_bytes = lane_bytes * lanes;
+        } else if let Area::Listed { place: WORK, list } = self.layout.low {
+            let end =
+                self.layout.lists[list].as_ref().and_then(|list| list.last()).map_or(0, |last| last.end);
+            self.work_bytes = end * self.layout.element_bytes;
         } else if matches!(self.layout.low, Area::Blocks { place: WORK, .. }) {
             self.work_bytes = block * schedule.room(rank).count as usize;
         }
@@ -228,7 +298,7 @@ impl Layout {
     /// Replaces the staged area wherever it is mentioned.
     fn restage(&mut self, staged: Area) {
         let swap = |area: &mut Area| {
-            if matches!(area, Area::Staged { .. }) {
+            if matches!(area, Area::Staged { .. } | Area::StagedParts { .. }) {
                 *area = staged;
             }
         };
@@ -248,21 +318,39 @@ impl Layout {
 fn choose(
     collective: Collective,
     request: &Request,
-    (group, costs): (&Arrangement, &Costs),
+    among: Among<'_>,
     element_bytes: usize,
     (options, caps): (&EngineOptions, &Caps),
 ) -> Result<(Choice, Arranged), InvalidCall> {
+    let Among { group, costs, numerics } = among;
     let ranks = group.ranks();
-    let bytes = match collective {
-        Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
-            request.count
-        }
-        _ => request.count.saturating_mul(ranks as usize),
+    let is_blocked = matches!(
+        collective,
+        Collective::ReduceScatter
+            | Collective::AllGather
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::AllToAll
+    );
+    let bytes = match is_blocked && request.blocks.is_none() {
+        true => request.count.saturating_mul(ranks as usize),
+        false => request.count,
     };
     let bytes = bytes.saturating_mul(element_bytes) as u64;
     let costs = costs_for(bytes, costs, options, caps);
+    let rule = Rule {
+        in_sequence: numerics.in_sequence(request),
+        in_order: request.function.as_ref().is_some_and(|f| f.in_order),
+        one_block: request.blocks.is_some(),
+    };
+    // In the order of ranks, wherever they are.
+    let numbered = Arrangement::together(ranks);
+    let group = if rule.in_sequence || rule.in_order { &numbered } else { group };
     let basis = Basis { wanted: options.wanted, tuning: options.tuning.as_deref() };
-    let choice = cheapest(collective, group, bytes, costs, basis);
+    let choice = match rule.is_free() {
+        true => cheapest(collective, group, bytes, costs, basis),
+        false => rule.choose(collective, group, request.root, (bytes, costs), &options.wanted),
+    };
     let found = choice.and_then(|c| c.schedule(collective, group, request.root).map(|s| (c, s)));
     found.ok_or(InvalidCall::NoSuchRank { what: "root", rank: request.root, size: ranks })
 }
@@ -279,6 +367,57 @@ pub(super) fn costs_for<'a>(
     if bytes <= caps.eager_bytes.saturating_mul(2) { costs } else { &options.costs }
 }
 
+/// What a call asks of its algorithm.
+#[derive(Clone, Copy)]
+struct Rule {
+    /// Operands are combined one after the other.
+    in_sequence: bool,
+    /// Operands are combined in the order of ranks.
+    in_order: bool,
+    /// Blocks are of unequal lengths, so that each message is one of them.
+    one_block: bool,
+}
+
+impl Rule {
+    fn is_free(self) -> bool {
+        !(self.in_sequence || self.in_order || self.one_block)
+    }
+
+    fn admits(self, algorithm: Algorithm, schedule: &Arranged) -> bool {
+        (!self.in_sequence || algorithm == Algorithm::Chain)
+            && (!self.in_order || schedule.keeps_rank_order())
+            && (!self.one_block || widest_message(schedule.among_positions()) == 1)
+    }
+
+    /// The cheapest algorithm that is admitted; of those asked for, if one of them is.
+    fn choose(
+        self,
+        collective: Collective,
+        group: &Arrangement,
+        root: Rank,
+        (bytes, costs): (u64, &Costs),
+        wanted: &Wanted,
+    ) -> Option<Choice> {
+        let admitted = || {
+            prices(collective, group, bytes, costs, wanted).filter(|priced| {
+                let schedule = group.schedule(collective, priced.algorithm, root);
+                schedule.is_some_and(|schedule| self.admits(priced.algorithm, &schedule))
+            })
+        };
+        let time_us = |priced: &Priced| priced.estimate.time_us;
+        let cheaper = |a: &Priced, b: &Priced| time_us(a).total_cmp(&time_us(b));
+        let asked = admitted().filter(|priced| priced.permitted).min_by(cheaper);
+        let priced = asked.or_else(|| admitted().min_by(cheaper))?;
+        let why = match (wanted.is_any(collective), priced.permitted) {
+            (true, _) => Why::Cheapest,
+            (false, true) => Why::Forced,
+            (false, false) => Why::ForcedMissing,
+        };
+        let Estimate { time_us, slice_bytes, slices_in_flight } = priced.estimate;
+        Some(Choice { algorithm: priced.algorithm, slice_bytes, slices_in_flight, time_us, why })
+    }
+}
+
 /// The longest message in bytes that holds whole elements.
 fn longest(caps: &Caps, element_bytes: usize) -> usize {
     let limit = usize::try_from(caps.max_message_bytes).unwrap_or(usize::MAX).min(isize::MAX as usize);
@@ -289,68 +428,4 @@ fn longest(caps: &Caps, element_bytes: usize) -> usize {
 fn slices(count: usize, element_bytes: usize, slice_bytes: usize) -> u32 {
     let elements = (slice_bytes / element_bytes).max(1);
     u32::try_from(count.div_ceil(elements)).unwrap_or(u32::MAX).max(1)
-}
-
-/// Where the chunks of a collective are, and whether spans of blocks can be cut into pieces.
-fn arrange(
-    collective: Collective,
-    request: &Request,
-    rank: Rank,
-    ranks: u32,
-    element_bytes: usize,
-    schedule: &Arranged,
-) -> (Layout, bool) {
-    let of = |area: Area| Layout::of(area, request.count, element_bytes);
-    let own = Span::one(rank);
-    let blocks = |place, first| Area::Blocks { place, first };
-    let parts = Area::Parts { place: INPUT, chunks: schedule.chunks() };
-    let all = Span::new(0, schedule.chunks());
-    let root = request.root == rank;
-    let layout = match collective {
-        Collective::AllReduce => Layout { total: Some((parts, all)), ..of(parts) },
-        Collective::Reduce => Layout { total: root.then_some((parts, all)), ..of(parts) },
-        Collective::Broadcast => of(parts),
-        // The one chunk of a barrier has no bytes; they are taken from the scratch's own neighbour.
-        Collective::Barrier => of(Area::Parts { place: WORK, chunks: 1 }),
-        Collective::ReduceScatter if request.in_place => {
-            Layout { total: Some((blocks(INPUT, 0), own)), ..of(blocks(INPUT, 0)) }
-        }
-        Collective::ReduceScatter => {
-            let staged = Area::Staged { chunks: ranks, lane_bytes: 0 };
-            let before = Copy { from: blocks(INPUT, 0), to: staged, span: all, to_first: 0 };
-            let after = Copy { from: staged, to: blocks(OUTPUT, rank), span: own, to_first: rank };
-            let total = Some((staged, own));
-            return (Layout { before: Some(before), after: Some(after), total, ..of(staged) }, true);
-        }
-        Collective::AllGather if request.in_place => of(blocks(INPUT, 0)),
-        Collective::AllGather => {
-            let to = blocks(OUTPUT, 0);
-            let before = Copy { from: blocks(INPUT, rank), to, span: own, to_first: rank };
-            Layout { before: Some(before), ..of(to) }
-        }
-        Collective::Gather => {
-            let room = schedule.room(rank);
-            let to = if root { blocks(OUTPUT, 0) } else { blocks(WORK, room.first) };
-            let before = Copy { from: blocks(INPUT, rank), to, span: own, to_first: rank };
-            match root || room.count > 1 {
-                true => Layout { before: Some(before), ..of(to) },
-                false => of(blocks(INPUT, rank)),
-            }
-        }
-        Collective::Scatter => {
-            let room = schedule.room(rank);
-            let from = if root { blocks(INPUT, 0) } else { blocks(WORK, room.first) };
-            let after = Copy { from, to: blocks(OUTPUT, rank), span: own, to_first: rank };
-            match root || room.count > 1 {
-                true => Layout { after: Some(after), ..of(from) },
-                false => of(blocks(OUTPUT, rank)),
-            }
-        }
-        Collective::AllToAll => {
-            let (low, high) = (blocks(INPUT, 0), blocks(OUTPUT, 0));
-            let before = Copy { from: low, to: high, span: own, to_first: rank };
-            Layout { high, split: ranks, before: Some(before), ..of(low) }
-        }
-    };
-    (layout, false)
 }

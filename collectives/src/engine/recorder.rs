@@ -302,6 +302,7 @@ mod tests {
             dtype: None,
             op: None,
             algorithm: None,
+            form: Default::default(),
             root: 0,
             count: 0,
             seq,

@@ -14,14 +14,15 @@
 #![forbid(unsafe_code)]
 
 use super::core::Failure;
-use super::fingerprint::{Call, slice_stamp};
+use super::fingerprint::{Call, count_stamp, slice_stamp};
 use super::hazard::{Ready, WINDOW, Window};
-use super::layout::{Area, Copy, PLACES};
+use super::layout::{Area, Copy, PLACES, WORK};
 use super::plan::{Plan, Program, Request};
 use super::recorder::{Befell, Recorder};
+use super::reduction::convert;
 use super::traffic::Traffic;
 use crate::reduce::Kernels;
-use crate::schedule::{Rank, Span, Step};
+use crate::schedule::{Rank, Schedule, Span, Step};
 use ringway_dataplane::memory::{Lease, LendError, Region};
 use ringway_dataplane::transport::{Cause, Found, Op, OpId, Peer, PostError, Stamp, Tag, Transport};
 use std::sync::Arc;
@@ -81,7 +82,10 @@ pub(super) enum Fault {
     /// A peer that the run needs is gone.
     Gone { rank: Rank, cause: Cause },
     /// The other side's message has another stamp or length.
-    Mismatch { rank: Rank, theirs: Stamp },
+    /// `count` is what this side would exchange, where each pair has a length of its own.
+    Mismatch { rank: Rank, theirs: Stamp, count: Option<u64> },
+    /// The user's reduction failed.
+    Function { message: String },
     /// The transport or the engine broke its own rules.
     Broken { rank: Rank, evidence: String },
 }
@@ -275,6 +279,13 @@ impl Run {
         Ok(step)
     }
 
+    /// Elements of a step, where each pair of ranks has a length of its own.
+    pub(super) fn pair_count(&self, step: Step, name: OpName) -> Option<u64> {
+        let lane = usize::from(name.lane);
+        let spot = self.plan.layout.locate(step.span(), self.lanes[lane].slice, lane);
+        self.plan.pairwise.then_some((spot.bytes.len() / self.plan.layout.caller_bytes) as u64)
+    }
+
     /// Whether the step that has completed was the last of a message.
     #[inline]
     pub(super) fn is_last_of_message(&self) -> bool {
@@ -373,7 +384,7 @@ impl Run {
     ) -> Result<Found, Fault> {
         let ((tag, stamp), rank) = (self.names(lane), step.peer());
         let spot = self.plan.layout.locate(step.span(), self.lanes[lane].slice, lane);
-        let (Some(op), Some(dtype)) = (self.request.op, self.request.dtype) else { return Ok(Found::Other) };
+        let (Some(op), Some(dtype)) = (self.request.op, self.plan.dtype) else { return Ok(Found::Other) };
         let Some(region) = self.regions[spot.place].as_mut() else { return Ok(Found::Other) };
         let broken = |evidence: String| Fault::Broken { rank, evidence };
         let acc = region.bytes_mut(spot.bytes).map_err(|e| broken(e.to_string()))?;
@@ -396,7 +407,8 @@ impl Run {
 
     /// Posts a step. Returns whether it is over already.
     fn post(&mut self, lane: usize, number: u32, step: Step, io: &mut Io<'_>) -> Result<bool, Fault> {
-        if matches!(step, Step::Reduce { .. }) && self.lanes[lane].window.is_clear(number) {
+        let by_kernels = self.request.function.is_none();
+        if matches!(step, Step::Reduce { .. }) && by_kernels && self.lanes[lane].window.is_clear(number) {
             match self.combine_there(lane, number, step, io)? {
                 Found::Message => return Ok(true),
                 Found::Nothing | Found::Behind if self.is_large(step, lane) => {
@@ -407,11 +419,14 @@ impl Run {
             }
         }
         let place = Window::place(number);
-        let (tag, stamp) = self.names(lane);
+        let (tag, mut stamp) = self.names(lane);
         let l = &mut self.lanes[lane];
         let rank = step.peer();
         let peer = io.peers[rank as usize];
         let spot = self.plan.layout.locate(step.span(), l.slice, lane);
+        if self.plan.pairwise && stamp != Stamp::default() {
+            count_stamp(&mut stamp, (spot.bytes.len() / self.plan.layout.caller_bytes) as u64);
+        }
         let lent = |e: LendError| Fault::Broken { rank, evidence: e.to_string() };
         let missing = || Fault::Broken { rank, evidence: "a step names memory that the call has not".into() };
         let op = match step {
@@ -502,17 +517,25 @@ impl Run {
         let len = spot.bytes.len();
         if len > 0 {
             let start = (lane * self.plan.slots + slot) * self.plan.slot_bytes;
-            let rank = l.window.step(place).peer();
+            let step = l.window.step(place);
+            let rank = step.peer();
             let broken = |evidence: String| Fault::Broken { rank, evidence };
-            let (Some(scratch), Some(region)) = (&self.scratch, self.regions[spot.place].as_mut()) else {
+            let (Some(scratch), Some(region)) = (self.scratch.as_mut(), self.regions[spot.place].as_mut())
+            else {
                 return Err(broken("a reduction without memory".into()));
             };
-            let (Some(op), Some(dtype)) = (self.request.op, self.request.dtype) else {
-                return Err(broken("a reduction without an operation".into()));
-            };
-            let incoming = scratch.bytes(start..start + len).map_err(|e| broken(e.to_string()))?;
+            let incoming = scratch.bytes_mut(start..start + len).map_err(|e| broken(e.to_string()))?;
             let acc = region.bytes_mut(spot.bytes).map_err(|e| broken(e.to_string()))?;
-            kernels.combine(op, dtype, acc, incoming).map_err(|e| broken(e.to_string()))?;
+            match (&self.request.function, self.request.op, self.plan.dtype) {
+                (Some(function), ..) => {
+                    let left = self.plan.program.incoming_is_left(self.rank, &step);
+                    function.combine(acc, incoming, left).map_err(|message| Fault::Function { message })?;
+                }
+                (None, Some(op), Some(dtype)) => {
+                    kernels.combine(op, dtype, acc, incoming).map_err(|e| broken(e.to_string()))?;
+                }
+                _ => return Err(broken("a reduction without an operation".into())),
+            }
         }
         l.free |= 1 << slot;
         l.window.set_combined(place);
@@ -524,9 +547,9 @@ impl Run {
         let slice = self.lanes[lane].slice;
         self.unfinished -= 1;
         if let (Some((area, span)), Some(op), Some(dtype)) =
-            (self.plan.layout.total, self.request.op, self.request.dtype)
+            (self.plan.layout.total, self.request.op, self.plan.dtype)
         {
-            let ranks = crate::schedule::Schedule::ranks(&self.plan.program);
+            let ranks = self.plan.averaged;
             let spot = self.plan.layout.in_area(&area, span, slice, lane);
             if let (Some(region), false) = (self.regions[spot.place].as_mut(), spot.bytes.is_empty()) {
                 let rank = self.rank;
@@ -553,7 +576,13 @@ impl Run {
             };
             let source = source.bytes(from.bytes).map_err(|e| broken(e.to_string()))?;
             let target = target.bytes_mut(to.bytes).map_err(|e| broken(e.to_string()))?;
-            target.copy_from_slice(source);
+            let dtype_at = |place| if place == WORK { self.plan.dtype } else { self.request.dtype };
+            match (dtype_at(from.place), dtype_at(to.place)) {
+                (Some(narrow), Some(wide)) if narrow != wide => {
+                    convert(narrow, source, wide, target).map_err(broken)?;
+                }
+                _ => target.copy_from_slice(source),
+            }
         }
         Ok(())
     }

@@ -323,6 +323,11 @@ impl Owner {
         Owner(Arc::new(shared))
     }
 
+    /// Whether it is a share in the same engine.
+    pub(super) fn is(&self, other: &Owner) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(super) fn reporter(&self) -> Reporter {
         Reporter { shared: Arc::downgrade(&self.0) }
     }

@@ -61,6 +61,8 @@ pub(super) fn burst(schedule: &AnySchedule) -> u32 {
         | AnySchedule::RingReduce(_)
         | AnySchedule::LeaderSchedule(_)
         | AnySchedule::LaneAllReduce(_) => neighbours_most,
+        // The chain's first rank has nothing but sends to the next, its last nothing but receives.
+        AnySchedule::ChainReduceScatter(_) => (2 * schedule.ranks()).min(WINDOW as u32),
         // A leaf of the scatter's tree has nothing but receives from its neighbour.
         AnySchedule::ScatterAllGatherBroadcast(_) => (2 * schedule.ranks()).min(WINDOW as u32),
         // A child's message of each tree, and the parent's.

@@ -50,7 +50,9 @@ impl Communicator {
         let my_rank = my_rank.unwrap_or_else(|| unreachable!("this rank has its own color")) as u32;
         let members = ranks.iter().map(|(_, rank)| self.members[*rank as usize].clone()).collect();
         let info = GroupInfo { id: base + number as u32, my_rank, members };
-        Communicator::join(self.owner.clone(), info).map(Some)
+        let part = Communicator::join(self.owner.clone(), info)?;
+        part.set_numerics(self.numerics());
+        Ok(Some(part))
     }
 
     /// Agrees on the first of `count` ids in a row (one, when there is no colour) that no member uses. Candidates come from what all members know;

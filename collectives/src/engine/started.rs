@@ -96,7 +96,7 @@ impl Communicator {
         self.begin_started("recv", &request, None, Some(region)).map(|slot| self.handle(slot, claim))
     }
 
-    fn start<T: Element>(
+    pub(super) fn start<T: Element>(
         &self,
         name: &'static str,
         request: &Request,

@@ -124,7 +124,7 @@ impl Straight<'_> {
             (self.plan.layout.total, self.request.op, self.request.dtype)
         {
             let spot = self.plan.layout.in_area(&area, span, 0, 0);
-            let ranks = self.plan.program.ranks();
+            let ranks = self.plan.averaged;
             let finished = self.io.kernels.finish(op, dtype, &mut self.buffer[spot.bytes], ranks);
             debug_assert!(finished.is_ok(), "checked before the call: {finished:?}");
         }
@@ -175,7 +175,7 @@ impl Core {
             Some(_) => {}
             None => return AtOnce::NotBegun,
         }
-        let bytes = request.count as u64 * plan.layout.element_bytes as u64;
+        let bytes = request.count as u64 * plan.layout.caller_bytes as u64;
         let record = way.io.recorder.begin(tag.group, call, bytes);
         g.numbers.take(call, None);
         match way.go(steps, looks) {

@@ -22,6 +22,7 @@ pub(super) fn collective(which: Collective, dtype: DType, count: usize) -> Call 
         dtype: Some(dtype),
         op: None,
         algorithm: None,
+        form: Default::default(),
         root: 0,
         count: count as u64,
         seq: 0,

@@ -32,11 +32,15 @@ pub enum Collective {
     AllToAll,
     /// One chunk of no bytes; no rank finishes before all have begun.
     Barrier,
+    /// One chunk; at the end rank `r` has the reduction of ranks `0..=r`.
+    Scan,
+    /// Chunk 0 is what a rank brings, and is used up; at the end rank `r > 0` has the reduction of ranks `0..r` in chunk 1.
+    ExclusiveScan,
 }
 
 impl Collective {
     /// Every collective.
-    pub const ALL: [Collective; 9] = [
+    pub const ALL: [Collective; 11] = [
         Collective::AllReduce,
         Collective::ReduceScatter,
         Collective::AllGather,
@@ -46,6 +50,8 @@ impl Collective {
         Collective::Scatter,
         Collective::AllToAll,
         Collective::Barrier,
+        Collective::Scan,
+        Collective::ExclusiveScan,
     ];
 
     /// Whether it has a root.
@@ -55,23 +61,31 @@ impl Collective {
 
     /// Whether it combines data, so that an operation belongs to it.
     pub const fn reduces(self) -> bool {
-        matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce)
+        matches!(
+            self,
+            Collective::AllReduce
+                | Collective::ReduceScatter
+                | Collective::Reduce
+                | Collective::Scan
+                | Collective::ExclusiveScan
+        )
     }
 
     /// The algorithms that exist for it, for at least some numbers of ranks and hosts.
     pub const fn algorithms(self) -> &'static [Algorithm] {
         use Algorithm::*;
         match self {
-            Collective::AllReduce => {
-                &[Ring, Tree, Doubling, Halving, Direct, DoubleTree, Leaders, Lanes, LaneHalving, LaneTrees]
-            }
-            Collective::ReduceScatter => &[Ring, Halving, Direct],
+            Collective::AllReduce => &[
+                Ring, Tree, Doubling, Halving, Direct, DoubleTree, Leaders, Lanes, LaneHalving, LaneTrees, Chain,
+            ],
+            Collective::ReduceScatter => &[Ring, Halving, Direct, Chain],
             Collective::AllGather => &[Ring, Doubling, Direct, Leaders],
             Collective::Broadcast => &[Tree, Chain, ScatterAllGather, DoubleTree, Leaders],
-            Collective::Reduce => &[Tree, Ring, DoubleTree, Leaders],
+            Collective::Reduce => &[Tree, Ring, DoubleTree, Leaders, Chain],
             Collective::Gather | Collective::Scatter => &[Direct, Tree],
             Collective::AllToAll => &[Direct],
             Collective::Barrier => &[Dissemination, Leaders],
+            Collective::Scan | Collective::ExclusiveScan => &[Chain],
         }
     }
 
@@ -87,6 +101,8 @@ impl Collective {
             Collective::Scatter => "scatter",
             Collective::AllToAll => "all_to_all",
             Collective::Barrier => "barrier",
+            Collective::Scan => "scan",
+            Collective::ExclusiveScan => "exclusive_scan",
         }
     }
 }
@@ -105,7 +121,7 @@ pub enum Algorithm {
     Halving,
     /// Straight to each other rank.
     Direct,
-    /// Along a chain, pipelined by slices.
+    /// Along a chain, pipelined by slices; reductions in the order of ranks, one after the other.
     Chain,
     /// Scatter down a tree, then all-gather round the ring (van de Geijn).
     ScatterAllGather,
@@ -173,7 +189,7 @@ pub enum NameError {
     /// Not a collective.
     #[error(
         "unknown collective {0:?}; use all_reduce, reduce_scatter, all_gather, broadcast, reduce, gather, scatter, \
-         all_to_all or barrier"
+         all_to_all, barrier, scan or exclusive_scan"
     )]
     Collective(String),
 }

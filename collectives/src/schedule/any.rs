@@ -53,6 +53,16 @@ any_schedule! {
     LeaderSchedule,
     /// All-reduce over hosts by lanes.
     LaneAllReduce,
+    /// All-reduce up and down the chain of ranks.
+    ChainAllReduce,
+    /// Reduce-scatter up the chain of ranks.
+    ChainReduceScatter,
+    /// Reduce up the chain of ranks.
+    ChainReduce,
+    /// Scan up the chain of ranks.
+    ChainScan,
+    /// Exclusive scan up the chain of ranks.
+    ChainExclusiveScan,
     /// Reduce-scatter round the ring.
     RingReduceScatter,
     /// Reduce-scatter by recursive halving.
@@ -108,6 +118,11 @@ impl AnySchedule {
             (C::AllReduce, A::Direct) => DirectAllReduce { ranks }.into(),
             (C::AllReduce, A::DoubleTree) => DoubleTree::new(collective, ranks, 0)?.into(),
             (C::Broadcast | C::Reduce, A::DoubleTree) => DoubleTree::new(collective, ranks, root)?.into(),
+            (C::AllReduce, A::Chain) => ChainAllReduce { ranks }.into(),
+            (C::ReduceScatter, A::Chain) => ChainReduceScatter { ranks }.into(),
+            (C::Reduce, A::Chain) => ChainReduce { ranks, root }.into(),
+            (C::Scan, A::Chain) => ChainScan { ranks }.into(),
+            (C::ExclusiveScan, A::Chain) => ChainExclusiveScan { ranks }.into(),
             (C::ReduceScatter, A::Ring) => RingReduceScatter { ranks }.into(),
             (C::ReduceScatter, A::Halving) if even => HalvingReduceScatter { ranks }.into(),
             (C::ReduceScatter, A::Direct) => DirectReduceScatter { ranks }.into(),

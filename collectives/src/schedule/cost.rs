@@ -201,6 +201,30 @@ impl Group {
         Shape::even(self.n, 1.0, self.n - 1.0, self.n - 1.0, 0.0)
     }
 
+    /// The whole buffer past every rank, `ways` times, combined once; each slice goes `passes` times through a port.
+    fn chain(&self, ways: f64, passes: f64) -> Shape {
+        let hops = ways * (self.n - 1.0);
+        let some = 1.0_f64.min(self.n - 1.0);
+        Shape {
+            port_messages: passes * some,
+            port_sent: passes * some,
+            core_combined: some,
+            ..Shape::even(1.0, 1.0, hops, hops, self.n - 1.0)
+        }
+    }
+
+    /// One block after the other up the chain, then each to its rank.
+    fn blocks_up_the_chain(&self) -> Shape {
+        let some = 1.0_f64.min(self.n - 1.0);
+        let way = 3.0 * (self.n - 1.0);
+        Shape {
+            port_messages: (2.0 * self.n - 1.0) * some,
+            port_sent: (2.0 * self.n - 1.0) * some,
+            core_combined: self.n * some,
+            ..Shape::even(self.n, 1.0, way, way, 2.0 * (self.n - 1.0))
+        }
+    }
+
     /// Every rank to every other, or one rank to or from all others: one hop, through one port.
     fn exchange(&self) -> Shape {
         Shape { hops: 1.0_f64.min(self.n - 1.0), ..self.ring() }
@@ -307,6 +331,12 @@ fn shape(collective: Collective, algorithm: Algorithm, ranks: u32) -> Option<Sha
         }
         (C::Broadcast, A::DoubleTree) => group.two_trees(),
         (C::Reduce, A::DoubleTree) => group.two_trees().reducing(),
+        // The two directions of a rank's link are counted as one: what goes up and what comes down are the same bytes.
+        (C::AllReduce, A::Chain) => group.chain(2.0, 2.0),
+        (C::Reduce, A::Chain) => group.chain(1.0, 1.0),
+        (C::Scan, A::Chain) => group.chain(1.0, 1.0),
+        (C::ExclusiveScan, A::Chain) => group.chain(1.0, 2.0),
+        (C::ReduceScatter, A::Chain) => group.blocks_up_the_chain(),
         (C::Broadcast, A::ScatterAllGather) => group.halves().then(group.ring()),
         (C::Reduce, A::Tree) => group.tree().reducing(),
         (C::Reduce, A::Ring) => group.ring().reducing().then(group.exchange()),

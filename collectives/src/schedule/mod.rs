@@ -34,6 +34,7 @@
 mod algorithm;
 mod any;
 mod arrangement;
+mod chain;
 mod cost;
 mod direct;
 mod dissemination;
@@ -55,6 +56,7 @@ mod wanted;
 pub use algorithm::{Algorithm, Collective, NameError};
 pub use any::AnySchedule;
 pub use arrangement::{Arranged, Arrangement};
+pub use chain::{ChainAllReduce, ChainExclusiveScan, ChainReduce, ChainReduceScatter, ChainScan};
 pub use cost::{
     Costs, Estimate, FEWEST_IN_FLIGHT, LinkCosts, MOST_IN_FLIGHT, SLICE_MESSAGE_BYTES, estimate,
     estimate_over_hosts,

@@ -275,7 +275,7 @@ mod tests {
             ("latency_us=0.4", "latency_us=-1", 4, "out of range"),
             ("bytes_per_us=9500", "bytes_per_us=NaN", 4, "out of range"),
             ("offloaded=no", "offloaded=no more=1", 4, "more= means nothing"),
-            ("algorithm=doubling", "algorithm=chain", 5, "no algorithm Chain"),
+            ("algorithm=doubling", "algorithm=dissemination", 5, "no algorithm Dissemination"),
             ("slice_bytes=8192", "slice_bytes=0", 5, "out of range"),
             ("up_to_bytes=8192", "up_to_bytes=max", 6, "not above"),
             ("best all_reduce", "best all", 5, "unknown collective"),

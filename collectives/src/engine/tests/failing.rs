@@ -14,6 +14,9 @@ fn request(collective: Collective, count: usize) -> Request {
         what: What::Collective(collective),
         dtype: (collective != Collective::Barrier).then_some(DType::F32),
         op: collective.reduces().then_some(ReduceOp::Sum),
+        function: None,
+        blocks: None,
+        received: None,
         count: if collective == Collective::Barrier { 0 } else { count },
         root: 0,
         in_place: !matches!(collective, Collective::Gather | Collective::Scatter | Collective::AllToAll),
@@ -108,11 +111,11 @@ fn a_rank_killed_at_any_point_is_named_by_all_others() {
 fn mismatched_calls_are_errors_on_all_ranks_that_show_both_sides() {
     let base = request(Collective::AllReduce, 100);
     let variants = [
-        Request { count: 101, ..base },
-        Request { count: 0, ..base },
-        Request { count: 100_000, ..base },
-        Request { dtype: Some(DType::I32), ..base },
-        Request { op: Some(ReduceOp::Max), ..base },
+        Request { count: 101, ..base.clone() },
+        Request { count: 0, ..base.clone() },
+        Request { count: 100_000, ..base.clone() },
+        Request { dtype: Some(DType::I32), ..base.clone() },
+        Request { op: Some(ReduceOp::Max), ..base.clone() },
         request(Collective::Barrier, 0),
         request(Collective::AllGather, 100),
         request(Collective::Broadcast, 100),
@@ -121,8 +124,8 @@ fn mismatched_calls_are_errors_on_all_ranks_that_show_both_sides() {
         for (n, odd) in [(2, 0), (2, 1), (3, 1), (5, 4)] {
             for eager in [0, 1 << 16] {
                 let mut w = world(n, 2 * v as u64, eager);
-                let mut requests = vec![base; n as usize];
-                requests[odd] = *other;
+                let mut requests = vec![base.clone(); n as usize];
+                requests[odd] = other.clone();
                 let ends = make_all(&mut w, &requests);
                 w.quiesce();
                 for (rank, end) in ends.iter().enumerate() {
@@ -228,7 +231,7 @@ fn no_mixture_of_collectives_hangs_and_every_rank_is_told_of_two_that_differ() {
                 Request { root, ..request(collective, 40) }
             })
             .collect();
-        let requests: Vec<Request> = (0..n).map(|_| kinds[rng.below(kinds.len())]).collect();
+        let requests: Vec<Request> = (0..n).map(|_| kinds[rng.below(kinds.len())].clone()).collect();
         if requests.iter().all(|r| *r == requests[0]) {
             continue;
         }
@@ -253,7 +256,8 @@ fn an_earlier_call_is_named_however_many_came_between() {
         for _ in 0..=between {
             assert!(make_all(&mut w, &[own(0), own(1)]).iter().all(Result::is_ok), "eager");
         }
-        for dead in deaths(&mut w, &[request(Collective::AllReduce, 10); 2]) {
+        for dead in deaths(&mut w, &[request(Collective::AllReduce, 10), request(Collective::AllReduce, 10)])
+        {
             let CollectiveError::Mismatch { ours, theirs, .. } = &dead else { panic!("{dead}") };
             assert_eq!((ours.seq, theirs.seq), (1, 1), "{between} between: {dead}");
         }
@@ -267,7 +271,7 @@ fn a_rank_that_cannot_say_which_call_it_was_is_no_hang() {
     let own = |rank: u32| Request { root: rank, ..request(Collective::Broadcast, 50) };
     assert!(make_all(&mut w, &[own(0), own(1)]).iter().all(Result::is_ok), "eager");
     let last = request(Collective::Broadcast, 50);
-    let root = Request { root: 1, ..last };
+    let root = Request { root: 1, ..last.clone() };
     let sent = w.begin(1, 0, &root, Some(&bytes(&root, 2)), None).unwrap();
     w.settle(&[(1, sent)]);
     let waits = w.begin(0, 0, &root, Some(&bytes(&root, 2)), None).unwrap();
@@ -282,7 +286,7 @@ fn calls_in_another_order_are_found() {
     let mut w = world(2, 4, 1 << 16);
     let (a, b) = (request(Collective::AllReduce, 10), request(Collective::Barrier, 0));
     let mut calls = Vec::new();
-    for (rank, order) in [[a, b], [b, a]].into_iter().enumerate() {
+    for (rank, order) in [[a.clone(), b.clone()], [b, a]].into_iter().enumerate() {
         for r in order {
             if let Ok(slot) = w.begin(rank, 0, &r, Some(&bytes(&r, 2)[..input_bytes(&r, 2)]), None) {
                 calls.push((rank, slot));
@@ -301,13 +305,13 @@ fn a_refusal_reaches_those_who_made_the_call_and_spares_those_who_refused_it_too
     let refusal = |w: &mut World, rank: usize| {
         let why = crate::engine::error::InvalidCall::Unsupported { op: ReduceOp::And, dtype: DType::F32 };
         let error = CollectiveError::Invalid { rank: rank as u32, call: "all_reduce", why };
-        w.cores[rank].refuse(0, &Request { op: Some(ReduceOp::And), ..r }, &error);
+        w.cores[rank].refuse(0, &Request { op: Some(ReduceOp::And), ..r.clone() }, &error);
     };
     // All refuse: the group lives.
     let mut w = world(3, 0, 0);
     (0..3).for_each(|rank| refusal(&mut w, rank));
     w.quiesce();
-    assert!(make_all(&mut w, &[r; 3]).iter().all(Result::is_ok));
+    assert!(make_all(&mut w, &[r.clone(), r.clone(), r.clone()]).iter().all(Result::is_ok));
     // One refuses, before or after the others have called.
     for before in [true, false] {
         let mut w = world(3, 1, 0);

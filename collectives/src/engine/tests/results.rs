@@ -71,6 +71,9 @@ fn case(
         what: What::Collective(collective),
         dtype: (collective != C::Barrier).then_some(dtype),
         op,
+        function: None,
+        blocks: None,
+        received: None,
         count,
         root,
         in_place,
@@ -130,6 +133,14 @@ fn case(
                 |to: usize| data.iter().flat_map(|d| d[to * block..(to + 1) * block].to_vec()).collect();
             let expected = (0..all).map(|r| Some((0, from(r)))).collect();
             (request(None, 0, false), some(&data), vec![Some(empty(all)); all], expected)
+        }
+        C::Scan | C::ExclusiveScan => {
+            let data = brings(count);
+            let short = usize::from(collective == C::ExclusiveScan);
+            let upto = |r: usize| total(op, dtype, &data[..(r + 1 - short).max(1)]);
+            // Nothing is done to what rank 0 brings.
+            let expected = (0..all).map(|r| Some((0, if r < short { data[r].clone() } else { upto(r) })));
+            (request(Some(op), 0, true), some(&data), nothing, expected.collect())
         }
         C::Barrier => {
             (Request { count: 0, ..request(None, 0, true) }, nothing.clone(), nothing, vec![None; all])

@@ -258,7 +258,7 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
     fn new(schedule: &'a S, collective: Collective, network: &'a Network, work: &Workload) -> Self {
         let ranks = schedule.ranks();
         let parts = match collective {
-            Collective::AllToAll => schedule.chunks() / 2,
+            Collective::AllToAll | Collective::ExclusiveScan => schedule.chunks() / 2,
             _ => schedule.chunks(),
         };
         let bytes = if collective == Collective::Barrier { 0 } else { work.bytes };

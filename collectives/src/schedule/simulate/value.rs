@@ -130,9 +130,12 @@ impl Goal {
     pub(super) fn start(&self, rank: Rank, chunk: u32) -> Value {
         let n = self.ranks;
         let brings = match self.collective {
-            Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce | Collective::Barrier => {
-                true
-            }
+            Collective::AllReduce
+            | Collective::ReduceScatter
+            | Collective::Reduce
+            | Collective::Barrier
+            | Collective::Scan => true,
+            Collective::ExclusiveScan => chunk == 0,
             Collective::Broadcast | Collective::Scatter => rank == self.root,
             Collective::AllGather | Collective::Gather => rank == chunk,
             // The engine's copy of a rank's block to itself has no place in the schedule.
@@ -158,9 +161,34 @@ impl Goal {
             Collective::Scatter => self.equal(chunk, chunk..chunk + 1, held, |_| self.own(self.root, chunk)),
             Collective::AllToAll if chunk < n => self.equal(chunk, all, held, |rank| self.own(rank, chunk)),
             Collective::AllToAll => self.equal(chunk, all, held, |rank| self.own(chunk - n, rank)),
+            Collective::Scan => self.prefixes(chunk, 0, all, held),
+            Collective::ExclusiveScan if chunk == 1 => self.prefixes(0, 1, 1..n.max(1), held),
+            Collective::ExclusiveScan => Ok(()),
             // Nothing but the order of events matters.
             Collective::Barrier => Ok(()),
         }
+    }
+
+    /// Whether each rank has the total of the ranks up to `short` below it, in rank order.
+    fn prefixes(
+        &self,
+        chunk: u32,
+        short: u32,
+        ranks: std::ops::Range<Rank>,
+        held: impl Fn(Rank) -> Value,
+    ) -> Result<(), Fault> {
+        let mut sum = 0u64;
+        for rank in ranks {
+            sum = sum.wrapping_add(self.own(rank - short, chunk).sum);
+            let value = held(rank);
+            if value.sum != sum {
+                return Err(Fault::Wrong { rank, chunk });
+            }
+            if value.covers != Cover::of(0, rank + 1 - short) {
+                return Err(Fault::OutOfOrder { rank, chunk });
+            }
+        }
+        Ok(())
     }
 
     fn equal(

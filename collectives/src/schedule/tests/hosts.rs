@@ -83,11 +83,11 @@ fn schedules_over_hosts_are_right_at_samples_to_4096_ranks() {
 fn what_cannot_be_laid_out_does_not_exist() {
     let hosts = || Runs::even(8, 2).unwrap();
     let leaders = |what, among, root| LeaderSchedule::new(what, hosts(), None, among, root);
-    assert_eq!(leaders(Collective::AllReduce, Algorithm::Chain, 0), None);
+    assert_eq!(leaders(Collective::AllReduce, Algorithm::Dissemination, 0), None);
     assert_eq!(leaders(Collective::AllToAll, Algorithm::Direct, 0), None);
     assert_eq!(leaders(Collective::Broadcast, Algorithm::Tree, 8), None);
     assert!(leaders(Collective::Broadcast, Algorithm::Tree, 7).is_some());
-    assert_eq!(LaneAllReduce::new(hosts(), Algorithm::Chain), None);
+    assert_eq!(LaneAllReduce::new(hosts(), Algorithm::Dissemination), None);
     assert!(LaneAllReduce::new(Runs::of(&[2, 1, 3]).unwrap(), Algorithm::Ring).is_some());
 }
 

@@ -1,0 +1,149 @@
+//! Where the chunks of a collective are: which memory a plan's steps read and write.
+
+#![forbid(unsafe_code)]
+
+use super::blocks::Blocks;
+use super::layout::{Area, Copy, INPUT, Layout, List, OUTPUT, WORK};
+use super::plan::Request;
+use crate::schedule::{Arranged, Collective, Rank, Schedule, Span};
+use ringway_dataplane::memory::DType;
+use std::sync::Arc;
+
+/// Where the chunks of a collective are, and whether spans of blocks can be cut into pieces.
+pub(super) fn arrange(
+    collective: Collective,
+    request: &Request,
+    (rank, ranks): (Rank, u32),
+    element_bytes: usize,
+    schedule: &Arranged,
+) -> (Layout, bool) {
+    let caller_bytes = request.dtype.map_or(1, DType::size);
+    let of = |area: Area| Layout { caller_bytes, ..Layout::of(area, request.count, element_bytes) };
+    if let Some(blocks) = &request.blocks {
+        return (arrange_blocks(collective, request, blocks, rank, element_bytes), true);
+    }
+    let converts = caller_bytes != element_bytes;
+    let own = Span::one(rank);
+    let blocks = |place, first| Area::Blocks { place, first };
+    let parts = Area::Parts { place: INPUT, chunks: schedule.chunks() };
+    let all = Span::new(0, schedule.chunks());
+    let root = request.root == rank;
+    let layout = match collective {
+        Collective::AllReduce | Collective::Reduce if converts => {
+            let staged = Area::StagedParts { chunks: schedule.chunks(), lane_bytes: 0 };
+            let total = (root || collective == Collective::AllReduce).then_some((staged, all));
+            let before = Some(Copy { from: parts, to: staged, span: all, to_first: 0 });
+            let after = Some(Copy { from: staged, to: parts, span: all, to_first: 0 });
+            Layout { before, after, total, ..of(staged) }
+        }
+        Collective::AllReduce => Layout { total: Some((parts, all)), ..of(parts) },
+        Collective::Reduce => Layout { total: root.then_some((parts, all)), ..of(parts) },
+        Collective::Broadcast => of(parts),
+        // The one chunk of a barrier has no bytes; they are taken from the scratch's own neighbour.
+        Collective::Barrier => of(Area::Parts { place: WORK, chunks: 1 }),
+        Collective::ReduceScatter if request.in_place && !converts => {
+            Layout { total: Some((blocks(INPUT, 0), own)), ..of(blocks(INPUT, 0)) }
+        }
+        Collective::ReduceScatter => {
+            let staged = Area::Staged { chunks: ranks, lane_bytes: 0 };
+            let before = Copy { from: blocks(INPUT, 0), to: staged, span: all, to_first: 0 };
+            let result = if request.in_place { blocks(INPUT, 0) } else { blocks(OUTPUT, rank) };
+            let after = Copy { from: staged, to: result, span: own, to_first: rank };
+            let total = Some((staged, own));
+            return (Layout { before: Some(before), after: Some(after), total, ..of(staged) }, true);
+        }
+        Collective::AllGather if request.in_place => of(blocks(INPUT, 0)),
+        Collective::AllGather => {
+            let to = blocks(OUTPUT, 0);
+            let before = Copy { from: blocks(INPUT, rank), to, span: own, to_first: rank };
+            Layout { before: Some(before), ..of(to) }
+        }
+        Collective::Gather => {
+            let room = schedule.room(rank);
+            let to = if root { blocks(OUTPUT, 0) } else { blocks(WORK, room.first) };
+            let before = Copy { from: blocks(INPUT, rank), to, span: own, to_first: rank };
+            match root || room.count > 1 {
+                true => Layout { before: Some(before), ..of(to) },
+                false => of(blocks(INPUT, rank)),
+            }
+        }
+        Collective::Scatter => {
+            let room = schedule.room(rank);
+            let from = if root { blocks(INPUT, 0) } else { blocks(WORK, room.first) };
+            let after = Copy { from, to: blocks(OUTPUT, rank), span: own, to_first: rank };
+            match root || room.count > 1 {
+                true => Layout { after: Some(after), ..of(from) },
+                false => of(blocks(OUTPUT, rank)),
+            }
+        }
+        Collective::AllToAll => {
+            let (low, high) = (blocks(INPUT, 0), blocks(OUTPUT, 0));
+            let before = Copy { from: low, to: high, span: own, to_first: rank };
+            Layout { high, split: ranks, before: Some(before), ..of(low) }
+        }
+        Collective::Scan if converts => {
+            let (whole, staged) =
+                (Area::Parts { place: INPUT, chunks: 1 }, Area::Staged { chunks: 1, lane_bytes: 0 });
+            let before = Some(Copy { from: whole, to: staged, span: all, to_first: 0 });
+            let after = Some(Copy { from: staged, to: whole, span: all, to_first: 0 });
+            Layout { before, after, total: Some((staged, all)), ..of(staged) }
+        }
+        Collective::Scan => Layout { total: Some((parts, all)), ..of(parts) },
+        Collective::ExclusiveScan => {
+            let (whole, staged) =
+                (Area::Parts { place: INPUT, chunks: 1 }, Area::Staged { chunks: 2, lane_bytes: 0 });
+            let before = Some(Copy { from: whole, to: staged, span: Span::one(0), to_first: 0 });
+            // There is nothing before rank 0, whose buffer stays as it is.
+            let kept = Span::one(1);
+            let after = (rank > 0).then_some(Copy { from: staged, to: whole, span: kept, to_first: 0 });
+            Layout { before, after, total: (rank > 0).then_some((staged, kept)), ..of(staged) }
+        }
+    };
+    (layout, false)
+}
+
+/// The same for blocks of unequal lengths. The lists are: 0 the caller's blocks, 1 those received or, packed, those of the
+/// work area, 2 this rank's own block in a buffer that holds no other.
+fn arrange_blocks(
+    collective: Collective,
+    request: &Request,
+    blocks: &Blocks,
+    rank: Rank,
+    element_bytes: usize,
+) -> Layout {
+    let caller_bytes = request.dtype.map_or(1, DType::size);
+    let received = request.received.as_ref().map(|blocks| Arc::clone(blocks.ranges()));
+    let alone: List = blocks.ranges().iter().map(|range| 0..range.len()).collect();
+    let second = received.unwrap_or_else(|| blocks.packed_again());
+    let longest = blocks.longest().max(request.received.as_ref().map_or(0, Blocks::longest));
+    let of = |area: Area| Layout {
+        caller_bytes,
+        lists: [Some(Arc::clone(blocks.ranges())), Some(Arc::clone(&second)), Some(Arc::clone(&alone))],
+        ..Layout::of(area, longest, element_bytes)
+    };
+    let listed = |place, list| Area::Listed { place, list };
+    let (own, all) = (Span::one(rank), Span::new(0, blocks.len() as u32));
+    match collective {
+        Collective::ReduceScatter if request.in_place && caller_bytes == element_bytes => {
+            Layout { total: Some((listed(INPUT, 0), own)), ..of(listed(INPUT, 0)) }
+        }
+        Collective::ReduceScatter => {
+            let work = listed(WORK, 1);
+            let result = if request.in_place { listed(INPUT, 0) } else { listed(OUTPUT, 2) };
+            let before = Some(Copy { from: listed(INPUT, 0), to: work, span: all, to_first: 0 });
+            let after = Some(Copy { from: work, to: result, span: own, to_first: rank });
+            Layout { before, after, total: Some((work, own)), ..of(work) }
+        }
+        Collective::AllToAll => {
+            let (low, high) = (listed(INPUT, 0), listed(OUTPUT, 1));
+            let before = Some(Copy { from: low, to: high, span: own, to_first: rank });
+            Layout { high, split: all.count, before, ..of(low) }
+        }
+        _ if request.in_place => of(listed(INPUT, 0)),
+        _ => {
+            let to = listed(OUTPUT, 0);
+            let before = Some(Copy { from: listed(INPUT, 2), to, span: own, to_first: rank });
+            Layout { before, ..of(to) }
+        }
+    }
+}
