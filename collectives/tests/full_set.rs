@@ -24,7 +24,12 @@ fn deep() -> [LoopbackConfig; 2] {
 }
 
 fn options(algorithm: Option<Algorithm>) -> EngineOptions {
-    EngineOptions { wanted: algorithm.map_or(Wanted::ANY, Wanted::only), slice_bytes: Some(64), slices_in_flight: Some(3), ..EngineOptions::default() }
+    EngineOptions {
+        wanted: algorithm.map_or(Wanted::ANY, Wanted::only),
+        slice_bytes: Some(64),
+        slices_in_flight: Some(3),
+        ..EngineOptions::default()
+    }
 }
 
 /// Elements of rank `r`'s block.

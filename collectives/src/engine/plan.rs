@@ -14,8 +14,8 @@ use super::reduction::Function;
 use super::slice::{Share, share, widest_message, widest_reduce};
 use crate::reduce::ReduceOp;
 use crate::schedule::{
-    Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Rank, Schedule, Span, Step,
-    Wanted, Why, choose as cheapest, prices,
+    Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Rank, Schedule,
+    Span, Step, Wanted, Why, choose as cheapest, prices,
 };
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Caps;

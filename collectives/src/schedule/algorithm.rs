@@ -76,7 +76,17 @@ impl Collective {
         use Algorithm::*;
         match self {
             Collective::AllReduce => &[
-                Ring, Tree, Doubling, Halving, Direct, DoubleTree, Leaders, Lanes, LaneHalving, LaneTrees, Chain,
+                Ring,
+                Tree,
+                Doubling,
+                Halving,
+                Direct,
+                DoubleTree,
+                Leaders,
+                Lanes,
+                LaneHalving,
+                LaneTrees,
+                Chain,
             ],
             Collective::ReduceScatter => &[Ring, Halving, Direct, Chain],
             Collective::AllGather => &[Ring, Doubling, Direct, Leaders],
