@@ -333,7 +333,7 @@ fn shape(collective: Collective, algorithm: Algorithm, ranks: u32) -> Option<Sha
         (C::Reduce, A::DoubleTree) => group.two_trees().reducing(),
         // The two directions of a rank's link are counted as one: what goes up and what comes down are the same bytes.
         (C::AllReduce, A::Chain) => group.chain(2.0, 2.0),
-        (C::Reduce, A::Chain) => group.chain(1.0, 1.0),
+        (C::Reduce, A::Chain) => group.chain(1.0, 2.0),
         (C::Scan, A::Chain) => group.chain(1.0, 1.0),
         (C::ExclusiveScan, A::Chain) => group.chain(1.0, 2.0),
         (C::ReduceScatter, A::Chain) => group.blocks_up_the_chain(),
