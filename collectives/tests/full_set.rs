@@ -271,7 +271,7 @@ fn calls_of_a_group_go_on_together() {
                     group.send(&comm, &mine, to, 3);
                 }
                 // Ranks take their two communicators in different orders.
-                if me % 2 == 0 {
+                if me.is_multiple_of(2) {
                     group.all_reduce(&part, &mut of_part, ReduceOp::Sum);
                     group.all_reduce(&comm, &mut sum, ReduceOp::Sum);
                 } else {
@@ -321,7 +321,7 @@ fn two_communicators_with_crossing_orders_of_started_calls_do_not_deadlock() {
                 };
                 let mut handles = Vec::new();
                 for call in 0..6 {
-                    let first = (call + comm.rank() as usize) % 2 == 0;
+                    let first = (call + comm.rank() as usize).is_multiple_of(2);
                     let (a, b) = if first { (&comm, &other) } else { (&other, &comm) };
                     handles.push(start(a, 100 + round));
                     handles.push(start(b, 100 + round));

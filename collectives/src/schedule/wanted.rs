@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(permitted("^ring", ReduceScatter), "halving,direct,chain");
         assert_eq!(permitted("allreduce:tree;broadcast:chain", AllReduce), "tree");
         assert_eq!(permitted("allreduce:tree;broadcast:chain", Broadcast), "chain");
-        assert_eq!(permitted("allreduce:tree;broadcast:chain", ReduceScatter), "ring,halving,direct");
+        assert_eq!(permitted("allreduce:tree;broadcast:chain", ReduceScatter), "ring,halving,direct,chain");
         assert_eq!(permitted("^ring ; all_reduce: ^tree", ReduceScatter), "halving,direct,chain");
         assert!(permitted("^ring;all_reduce:^tree", AllReduce).starts_with("ring,doubling"));
         assert_eq!(permitted("auto;all-reduce:double_tree", AllReduce), "doubletree");
