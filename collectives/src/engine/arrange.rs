@@ -81,25 +81,32 @@ pub(super) fn arrange(
             let before = Copy { from: low, to: high, span: own, to_first: rank };
             Layout { high, split: ranks, before: Some(before), ..of(low) }
         }
-        Collective::Scan if converts => {
-            let (whole, staged) =
-                (Area::Parts { place: INPUT, chunks: 1 }, Area::Staged { chunks: 1, lane_bytes: 0 });
-            let before = Some(Copy { from: whole, to: staged, span: all, to_first: 0 });
-            let after = Some(Copy { from: staged, to: whole, span: all, to_first: 0 });
-            Layout { before, after, total: Some((staged, all)), ..of(staged) }
-        }
-        Collective::Scan => Layout { total: Some((parts, all)), ..of(parts) },
-        Collective::ExclusiveScan => {
-            let (whole, staged) =
-                (Area::Parts { place: INPUT, chunks: 1 }, Area::Staged { chunks: 2, lane_bytes: 0 });
-            let before = Some(Copy { from: whole, to: staged, span: Span::one(0), to_first: 0 });
-            // There is nothing before rank 0, whose buffer stays as it is.
-            let kept = Span::one(1);
-            let after = (rank > 0).then_some(Copy { from: staged, to: whole, span: kept, to_first: 0 });
-            Layout { before, after, total: (rank > 0).then_some((staged, kept)), ..of(staged) }
+        Collective::Scan | Collective::ExclusiveScan => {
+            return (arrange_scan(collective, request, rank, element_bytes), false);
         }
     };
     (layout, false)
+}
+
+/// The same for scans, of one chunk and what an exclusive one keeps of it.
+fn arrange_scan(collective: Collective, request: &Request, rank: Rank, element_bytes: usize) -> Layout {
+    let caller_bytes = request.dtype.map_or(1, DType::size);
+    let of = |area: Area| Layout { caller_bytes, ..Layout::of(area, request.count, element_bytes) };
+    let (whole, one) = (Area::Parts { place: INPUT, chunks: 1 }, Span::one(0));
+    if collective == Collective::ExclusiveScan {
+        let (staged, kept) = (Area::Staged { chunks: 2, lane_bytes: 0 }, Span::one(1));
+        let before = Some(Copy { from: whole, to: staged, span: one, to_first: 0 });
+        // There is nothing before rank 0, whose buffer stays as it is.
+        let after = (rank > 0).then_some(Copy { from: staged, to: whole, span: kept, to_first: 0 });
+        return Layout { before, after, total: (rank > 0).then_some((staged, kept)), ..of(staged) };
+    }
+    if caller_bytes == element_bytes {
+        return Layout { total: Some((whole, one)), ..of(whole) };
+    }
+    let staged = Area::Staged { chunks: 1, lane_bytes: 0 };
+    let before = Some(Copy { from: whole, to: staged, span: one, to_first: 0 });
+    let after = Some(Copy { from: staged, to: whole, span: one, to_first: 0 });
+    Layout { before, after, total: Some((staged, one)), ..of(staged) }
 }
 
 /// The same for blocks of unequal lengths. The lists are: 0 the caller's blocks, 1 those received or, packed, those of the
