@@ -12,11 +12,7 @@ use ringway_control::rpc::credentials::Credentials;
 use ringway_control::rpc::serve::{ServeError, Server, ServerConfig};
 use ringway_control::rpc::tls::{Tls, TlsError};
 use ringway_control::settings::{Settings, TlsFiles};
-use ringway_proto::tensorflow as tf;
-use ringway_proto::tensorflow::coordination_service_client::CoordinationServiceClient;
 use ringway_topology::{HostId, Incarnation, TaskId};
-use tonic::Code;
-use tonic::transport::Channel;
 
 /// Far longer than anything here takes: a test that reaches it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -108,9 +104,16 @@ fn one_who_has_no_token_to_show_is_put_out_in_time() {
     member.leave().unwrap();
 }
 
-/// Who has shown the token with its only call, and says nothing more while it waits, is not put out.
-#[tokio::test]
-async fn one_whose_first_call_waits_long_is_no_stranger() {
+/// A frame of HTTP/2 (RFC 9113, section 4.1).
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(payload.len()).unwrap();
+    [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// Who has shown the token with its only call, and says nothing more while it waits, is not put out. All that it says goes in
+/// one write, so that nothing of it comes after the token was looked at.
+#[test]
+fn one_whose_first_call_waits_long_is_no_stranger() {
     let coordinator = CoordinatorConfig::one_job("worker", 1);
     let limit = Duration::from_millis(100);
     let config = ServerConfig {
@@ -119,14 +122,33 @@ async fn one_whose_first_call_waits_long_is_no_stranger() {
         ..ServerConfig::new(coordinator, Incarnation(1))
     };
     let server = Server::start(local(), config).unwrap();
-    let channel = Channel::from_shared(format!("http://{}", server.local_addr())).unwrap();
-    let channel = token(TOKEN).on(channel.connect().await.unwrap());
-    let mut calls = CoordinationServiceClient::new(channel);
-    let mut waits = tonic::Request::new(tf::GetKeyValueRequest { key: "never".to_owned() });
+    let headers = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/tensorflow.CoordinationService/GetKeyValue"),
+        (":authority", "x"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("authorization", &format!("Bearer {TOKEN}")),
+    ];
+    // Literals without an index (RFC 7541, section 6.2.2).
+    let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+    let headers: Vec<u8> =
+        headers.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect();
+    let asked = b"\0\0\0\0\x07\x0a\x05never";
+    let said = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(4, 0, 0, &[]),
+        frame(4, 1, 0, &[]),
+        frame(1, 4, 1, &headers),
+        frame(0, 1, 1, asked),
+    ];
+    let mut stream = TcpStream::connect(server.local_addr()).unwrap();
+    stream.write_all(&said.concat()).unwrap();
     // Far beyond the time that a stranger has.
-    waits.set_timeout(10 * limit);
-    let status = calls.get_key_value(waits).await.unwrap_err();
-    assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
+    stream.set_read_timeout(Some(10 * limit)).unwrap();
+    let ended = stream.read_to_end(&mut Vec::new());
+    assert!(matches!(&ended, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock), "put out: {ended:?}");
 }
 
 #[test]
