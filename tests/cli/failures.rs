@@ -156,8 +156,10 @@ fn a_killed_rank_is_named_by_all_others() {
             let line = line.unwrap_or_else(|| panic!("rank {rank} does not name rank {victim}: {end:?}"));
             assert!(line.contains(&format!("(pid {}) was lost", pids[victim])), "{line}");
             // One that hears of it from others just then has no call under way.
-            let during = ["during all_gather #", "during all_reduce #", "during barrier #", "between calls"];
-            assert!(during.iter().any(|d| line.contains(d)), "the operation: {line}");
+            let calls = ["all_gather #", "all_reduce #", "barrier #", "broadcast #"];
+            let during =
+                calls.map(|call| format!("during {call}")).into_iter().chain(["between calls".to_owned()]);
+            assert!(during.into_iter().any(|d| line.contains(&d)), "the operation: {line}");
         }
     }
 }
