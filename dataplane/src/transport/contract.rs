@@ -23,9 +23,10 @@
 //! - **T9** Bytes from the network never cause a panic, nor memory growth beyond the named limits.
 //! - **T10** A wake is never lost: after `Waker::wake`, the sleep ends or the next `prepare_sleep` answers `false`,
 //!   once. Only `prepare_sleep` takes a wake, so that a caller that polls in between still learns of it.
-//! - **T11** A goodbye is heard after all that was sent before it. Then `Event::Left` comes once; sends, pending or
-//!   later, fail (`PeerLost` or `Gone`, with `CauseKind::Left`), and so does a receive unless its message had
-//!   arrived: that one is still delivered, whether it was posted before `Left` or after.
+//! - **T11** A goodbye is heard after all that was sent before it, and after the end of each send whose bytes have all
+//!   gone: the peer may have left for having them. Then `Event::Left` comes once; sends, pending or later, fail
+//!   (`PeerLost` or `Gone`, with `CauseKind::Left`), and so does a receive unless its message had arrived: that one is
+//!   still delivered, whether it was posted before `Left` or after.
 //!
 //! A peer may send before this side has introduced it: what it sends waits, within the limits of T9, until then.
 

@@ -313,7 +313,13 @@ impl TcpTransport {
     ) -> Verdict {
         let link = &mut self.links[at as usize];
         let Channel { matcher, way: Way::Up(connection), .. } = channel else { return Verdict::On(false) };
-        // What was received first: a peer that says goodbye and closes also breaks what we send.
+        // What went out is done before what came in is heard: a peer that had the last of it may say goodbye at once (T11).
+        let (went, sent) = match sent {
+            Some(Ok(bytes)) => (connection.after_send(Ok(bytes), matcher, &mut self.done), None),
+            other => (Verdict::On(false), other),
+        };
+        let Verdict::On(went) = went else { return went };
+        // But an error is looked at last: a peer that says goodbye and closes also breaks what we send.
         let heard = received.map_or(Verdict::On(false), |outcome| {
             connection.after_recv(outcome, link.peer, matcher, &self.retired, &mut self.done)
         });
@@ -328,7 +334,7 @@ impl TcpTransport {
             self.watch.change(connection.fd(), Token::Link(at), false);
         }
         match told {
-            Verdict::On(told) => Verdict::On(heard || told),
+            Verdict::On(told) => Verdict::On(went || heard || told),
             over => over,
         }
     }
