@@ -5,10 +5,14 @@
 mod harness;
 
 use harness::ranks_over;
-use ringway_collectives::engine::{CollectiveError, Communicator, EngineOptions};
+use ringway_collectives::engine::{
+    Blocks, CollectiveError, Communicator, EngineOptions, Numerics, Reduction,
+};
 use ringway_collectives::reduce::ReduceOp;
+use ringway_collectives::schedule::{Algorithm, Wanted};
 use ringway_dataplane::shm::{Config, ShmTransport};
 use ringway_dataplane::transport::{Address, Keyring, Peer, Transport};
+use std::ops::Range;
 use std::time::Duration;
 
 /// `n` transports of this process that know each other.
@@ -70,6 +74,155 @@ fn small_calls_are_right_whoever_is_late() {
             }
             checked_rounds(&c, 2);
         });
+    }
+}
+
+/// How often each call is made: the first has no plan yet, and is not made at once.
+const TIMES: usize = 3;
+
+/// Elements that one rank brings.
+fn brings(rank: i64, round: i64, range: Range<usize>) -> Vec<i64> {
+    range.map(|i| rank * 1000 + i as i64 * 7 + round).collect()
+}
+
+/// Element by element, the sum of what some ranks bring.
+fn sums(ranks: Range<i64>, round: i64, range: Range<usize>) -> Vec<i64> {
+    let one = |i: usize| ranks.clone().map(|rank| rank * 1000 + i as i64 * 7 + round).sum();
+    range.map(one).collect()
+}
+
+/// Calls of blocks, of `len` elements a rank.
+fn checked_blocks(c: &Communicator, plus: &Reduction<i64>, len: usize, round: i64) {
+    let (n, me) = (i64::from(c.size()), i64::from(c.rank()));
+    let all = len * n as usize;
+    let block = |rank: i64| rank as usize * len..(rank as usize + 1) * len;
+    let (mine, full) = (brings(me, round, 0..len), brings(me, round, 0..all));
+    let reduced = sums(0..n, round, block(me));
+    let gathered: Vec<i64> = (0..n).flat_map(|rank| brings(rank, round, 0..len)).collect();
+    let crossed: Vec<i64> = (0..n).flat_map(|rank| brings(rank, round, block(me))).collect();
+    let blocks = Blocks::packed(&vec![len; n as usize]).unwrap();
+    let root = (round % n) as u32;
+    let fresh = || (vec![-1; len], vec![-1; all]);
+    for _ in 0..TIMES {
+        let (mut part, _) = fresh();
+        c.reduce_scatter(&full, &mut part, ReduceOp::Sum).unwrap();
+        assert_eq!(part, reduced, "reduce-scatter of {len}");
+    }
+    for _ in 0..TIMES {
+        let (mut part, _) = fresh();
+        c.reduce_scatter_with(&full, &mut part, plus).unwrap();
+        assert_eq!(part, reduced, "reduce-scatter of {len} by a function");
+    }
+    for _ in 0..TIMES {
+        let (_, mut whole) = fresh();
+        c.all_gather(&mine, &mut whole).unwrap();
+        assert_eq!(whole, gathered, "all-gather of {len}");
+    }
+    for _ in 0..TIMES {
+        let (_, mut whole) = fresh();
+        c.all_gather_v(&mine, &mut whole, &blocks).unwrap();
+        assert_eq!(whole, gathered, "all-gather of listed blocks of {len}");
+    }
+    for _ in 0..TIMES {
+        let (_, mut whole) = fresh();
+        c.all_to_all(&full, &mut whole).unwrap();
+        assert_eq!(whole, crossed, "all-to-all of {len}");
+    }
+    for _ in 0..TIMES {
+        let (_, mut whole) = fresh();
+        c.gather(&mine, &mut whole, root).unwrap();
+        assert!(c.rank() != root || whole == gathered, "gather of {len}");
+    }
+    for _ in 0..TIMES {
+        let (mut part, _) = fresh();
+        c.scatter(&full, &mut part, root).unwrap();
+        assert_eq!(part, brings(root.into(), round, block(me)), "scatter of {len}");
+    }
+}
+
+/// Scans of `len` elements, and messages round the ranks.
+fn checked_scans(c: &Communicator, len: usize, round: i64) {
+    let (n, me) = (i64::from(c.size()), i64::from(c.rank()));
+    let mine = brings(me, round, 0..len);
+    for _ in 0..TIMES {
+        let mut buffer = mine.clone();
+        c.scan(&mut buffer, ReduceOp::Sum).unwrap();
+        assert_eq!(buffer, sums(0..me + 1, round, 0..len), "scan of {len}");
+    }
+    for _ in 0..TIMES {
+        let mut buffer = mine.clone();
+        c.exclusive_scan(&mut buffer, ReduceOp::Sum).unwrap();
+        let expected = if me == 0 { mine.clone() } else { sums(0..me, round, 0..len) };
+        assert_eq!(buffer, expected, "exclusive scan of {len}");
+    }
+    let (before, after) = ((me + n - 1) % n, (me + 1) % n);
+    for _ in 0..TIMES {
+        let mut heard = vec![-1; len];
+        if me == 0 {
+            c.send(&mine, after as u32, 3).unwrap();
+        }
+        c.recv(&mut heard, before as u32, 3).unwrap();
+        if me > 0 {
+            c.send(&mine, after as u32, 3).unwrap();
+        }
+        assert_eq!(heard, brings(before, round, 0..len), "message of {len}");
+    }
+}
+
+#[test]
+fn blocks_lie_where_they_belong_whichever_way_a_call_goes() {
+    // A1 to A3, with each rank late now and then, so that calls that were begun at once go on as runs.
+    let one = |algorithm| EngineOptions { wanted: Wanted::only(algorithm), ..EngineOptions::default() };
+    for algorithm in
+        [Algorithm::Ring, Algorithm::Direct, Algorithm::Chain, Algorithm::Doubling, Algorithm::Tree]
+    {
+        for n in [2, 3, 4] {
+            let label = format!("{algorithm:?} of {n} ranks");
+            ranks_over(transports(n, |config| config), &label, &one(algorithm), |c| {
+                let plus = Reduction::commutative(|other: &[i64], acc: &mut [i64]| {
+                    acc.iter_mut().zip(other).for_each(|(a, b)| *a += b);
+                });
+                for len in [0, 1, 3, 500] {
+                    for round in 0..5 {
+                        if round % i64::from(n) == i64::from(c.rank()) && len == 3 {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        checked_blocks(&c, &plus, len, round);
+                        checked_scans(&c, len, round);
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn small_sums_that_travel_as_another_type_are_right() {
+    for numerics in [
+        Numerics { reproducible: true, ..Numerics::default() },
+        Numerics { f32_in_bf16: true, ..Numerics::default() },
+        Numerics { reproducible: true, f32_in_bf16: true, ..Numerics::default() },
+    ] {
+        for n in [2, 3] {
+            ranks_over(transports(n, |config| config), &format!("{n}"), &EngineOptions::default(), |c| {
+                c.set_numerics(numerics);
+                for round in 0..20 {
+                    // Small whole numbers, which all these types can hold.
+                    let mine: Vec<f32> = (0..4 * n).map(|i| (i % 4 + c.rank() + round % 3) as f32).collect();
+                    let total = |i: u32| (0..n).map(|rank| (i % 4 + rank + round % 3) as f32).sum::<f32>();
+                    let mut sums = mine.clone();
+                    c.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
+                    assert_eq!(sums, (0..4 * n).map(total).collect::<Vec<_>>(), "{numerics:?}");
+                    let mut block = [0f32; 4];
+                    c.reduce_scatter(&mine, &mut block, ReduceOp::Sum).unwrap();
+                    assert_eq!(block, [0, 1, 2, 3].map(total), "{numerics:?}");
+                    let mut sums = mine;
+                    c.reduce_scatter_in_place(&mut sums, ReduceOp::Sum).unwrap();
+                    let own = c.rank() as usize * 4;
+                    assert_eq!(sums[own..own + 4], [0, 1, 2, 3].map(total), "{numerics:?}");
+                }
+            });
+        }
     }
 }
 

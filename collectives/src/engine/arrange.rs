@@ -5,13 +5,13 @@
 use super::blocks::Blocks;
 use super::layout::{Area, Copy, INPUT, Layout, List, OUTPUT, WORK};
 use super::plan::Request;
-use crate::schedule::{Arranged, Collective, Rank, Schedule, Span};
+use crate::schedule::{Algorithm, Arranged, Collective, Rank, Schedule, Span};
 use ringway_dataplane::memory::DType;
 use std::sync::Arc;
 
 /// Where the chunks of a collective are, and whether spans of blocks can be cut into pieces.
 pub(super) fn arrange(
-    collective: Collective,
+    (collective, algorithm): (Collective, Algorithm),
     request: &Request,
     (rank, ranks): (Rank, u32),
     element_bytes: usize,
@@ -41,18 +41,16 @@ pub(super) fn arrange(
         Collective::Broadcast => of(parts),
         // The one chunk of a barrier has no bytes; they are taken from the scratch's own neighbour.
         Collective::Barrier => of(Area::Parts { place: WORK, chunks: 1 }),
-        Collective::ReduceScatter if request.in_place && !converts => {
-            Layout { total: Some((blocks(INPUT, 0), own)), ..of(blocks(INPUT, 0)) }
-        }
         Collective::ReduceScatter => {
-            let staged = Area::Staged { chunks: ranks, lane_bytes: 0 };
-            let before = Copy { from: blocks(INPUT, 0), to: staged, span: all, to_first: 0 };
-            let result = if request.in_place { blocks(INPUT, 0) } else { blocks(OUTPUT, rank) };
-            let after = Copy { from: staged, to: result, span: own, to_first: rank };
-            let total = Some((staged, own));
-            return (Layout { before: Some(before), after: Some(after), total, ..of(staged) }, true);
+            return arrange_reduce_scatter(algorithm, request, (rank, ranks), element_bytes);
         }
         Collective::AllGather if request.in_place => of(blocks(INPUT, 0)),
+        // One's own block is sent from where it is, and copied when the others have it.
+        Collective::AllGather if ranks == 2 || matches!(algorithm, Algorithm::Ring | Algorithm::Direct) => {
+            let after = Copy { from: blocks(INPUT, rank), to: blocks(OUTPUT, 0), span: own, to_first: rank };
+            let area = Area::Except { place: OUTPUT, own: rank, at: INPUT };
+            return (Layout { after: Some(after), ..of(area) }, true);
+        }
         Collective::AllGather => {
             let to = blocks(OUTPUT, 0);
             let before = Copy { from: blocks(INPUT, rank), to, span: own, to_first: rank };
@@ -86,6 +84,41 @@ pub(super) fn arrange(
         }
     };
     (layout, false)
+}
+
+/// The same for a reduce-scatter of equal blocks.
+fn arrange_reduce_scatter(
+    algorithm: Algorithm,
+    request: &Request,
+    (rank, ranks): (Rank, u32),
+    element_bytes: usize,
+) -> (Layout, bool) {
+    let caller_bytes = request.dtype.map_or(1, DType::size);
+    let of = |area: Area| Layout { caller_bytes, ..Layout::of(area, request.count, element_bytes) };
+    let blocks = |place, first| Area::Blocks { place, first };
+    let own = Span::one(rank);
+    let result = if request.in_place { blocks(INPUT, 0) } else { blocks(OUTPUT, rank) };
+    if caller_bytes == element_bytes {
+        if request.in_place {
+            return (Layout { total: Some((result, own)), ..of(result) }, false);
+        }
+        // Nothing passes through: other ranks' blocks are sent as they are, and one's own is combined where it is wanted.
+        if combines_its_own(algorithm, ranks) {
+            let before = Some(Copy { from: blocks(INPUT, 0), to: result, span: own, to_first: rank });
+            let area = Area::Except { place: INPUT, own: rank, at: OUTPUT };
+            return (Layout { before, total: Some((result, own)), ..of(area) }, true);
+        }
+    }
+    let (staged, all) = (Area::Staged { chunks: ranks, lane_bytes: 0 }, Span::new(0, ranks));
+    let before = Some(Copy { from: blocks(INPUT, 0), to: staged, span: all, to_first: 0 });
+    let after = Some(Copy { from: staged, to: result, span: own, to_first: rank });
+    (Layout { before, after, total: Some((staged, own)), ..of(staged) }, true)
+}
+
+/// Whether each rank of a reduce-scatter combines no block but its own. Along the chain others' pass through every rank,
+/// two ranks or more.
+fn combines_its_own(algorithm: Algorithm, ranks: u32) -> bool {
+    algorithm == Algorithm::Direct || ranks == 2 && algorithm != Algorithm::Chain
 }
 
 /// The same for scans, of one chunk and what an exclusive one keeps of it.
@@ -151,6 +184,79 @@ fn arrange_blocks(
             let to = listed(OUTPUT, 0);
             let before = Some(Copy { from: listed(INPUT, 2), to, span: own, to_first: rank });
             Layout { before, ..of(to) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::What;
+    use super::*;
+    use crate::reduce::ReduceOp;
+    use crate::schedule::{Arrangement, Step};
+
+    fn request(collective: Collective, in_place: bool) -> Request {
+        Request {
+            what: What::Collective(collective),
+            dtype: Some(DType::F32),
+            op: collective.reduces().then_some(ReduceOp::Sum),
+            function: None,
+            blocks: None,
+            received: None,
+            count: 5,
+            root: 0,
+            in_place,
+        }
+    }
+
+    #[test]
+    fn a_block_of_its_own_place_goes_alone_and_is_the_only_one_combined() {
+        let mut seen = 0;
+        for hosts in [&[2][..], &[1, 1], &[3], &[4], &[8], &[2, 2], &[4, 4], &[1, 2, 3]] {
+            let ranks: u32 = hosts.iter().sum();
+            let order: Vec<Rank> = (0..ranks).collect();
+            let group = Arrangement::new(&order, hosts).unwrap();
+            for collective in [Collective::AllGather, Collective::ReduceScatter] {
+                let request = request(collective, false);
+                for &algorithm in collective.algorithms() {
+                    let Some(schedule) = group.schedule(collective, algorithm, 0) else { continue };
+                    for rank in 0..ranks {
+                        let kind = (collective, algorithm);
+                        let (layout, _) = arrange(kind, &request, (rank, ranks), 4, &schedule);
+                        let Area::Except { own, .. } = layout.low else { continue };
+                        seen += 1;
+                        assert_eq!(own, rank);
+                        for step in (0..).map_while(|index| schedule.step(rank, index)) {
+                            assert_eq!(step.span().count, 1, "{kind:?} {hosts:?} rank {rank}: {step}");
+                            let combines = matches!(step, Step::Reduce { .. });
+                            assert!(!combines || step.span().first == own, "{kind:?} rank {rank}: {step}");
+                        }
+                    }
+                }
+            }
+        }
+        assert!(seen > 50, "{seen}");
+    }
+
+    #[test]
+    fn no_block_has_a_place_of_its_own_in_one_buffer_nor_where_elements_are_converted() {
+        let group = Arrangement::together(2);
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            for &algorithm in collective.algorithms() {
+                let Some(schedule) = group.schedule(collective, algorithm, 0) else { continue };
+                let low = |in_place, element_bytes| {
+                    let request = request(collective, in_place);
+                    arrange((collective, algorithm), &request, (0, 2), element_bytes, &schedule).0.low
+                };
+                for in_place in [false, true] {
+                    let plain = low(in_place, 4);
+                    let apart = !in_place && (algorithm != Algorithm::Chain || !collective.reduces());
+                    assert_eq!(matches!(plain, Area::Except { .. }), apart, "{collective:?} {algorithm:?}");
+                    if collective.reduces() {
+                        assert!(matches!(low(in_place, 2), Area::Staged { .. }), "{algorithm:?}");
+                    }
+                }
+            }
         }
     }
 }

@@ -22,6 +22,29 @@ pub(super) enum Memory<'a> {
     Write(&'a mut [u8]),
 }
 
+impl Memory<'_> {
+    /// What is in it.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Nothing => &[],
+            Memory::Read(bytes) => bytes,
+            Memory::Write(bytes) => bytes,
+        }
+    }
+
+    /// What may be written.
+    ///
+    /// # Panics
+    /// When it was lent to be read alone, where no plan writes.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Nothing => &mut [],
+            Memory::Read(_) => unreachable!("a plan writes to memory that was lent to be read"),
+            Memory::Write(bytes) => bytes,
+        }
+    }
+}
+
 /// Lends memory as a region for the length of `f`.
 pub(super) fn lend<R>(
     memory: Memory<'_>,
@@ -51,22 +74,25 @@ pub(super) fn request<T: Element>(collective: Collective, count: usize) -> Reque
 
 impl Communicator {
     /// Makes a call over borrowed memory, to its end.
-    pub(super) fn run(
+    pub(super) fn run<'m>(
         &self,
         name: &'static str,
         request: &Request,
-        mut input: Memory<'_>,
-        output: Memory<'_>,
+        mut input: Memory<'m>,
+        mut output: Memory<'m>,
     ) -> Result<()> {
         let mut core = self.owner.lock();
-        let begun = match (&mut input, &output) {
-            (Memory::Write(buffer), Memory::Nothing) => {
-                core.collective_at_once(self.index, request, buffer, self.owner.looks())
+        let patience = self.owner.patience();
+        let begun = match request.what {
+            What::Collective(_) => {
+                core.collective_at_once(self.index, request, (&mut input, &mut output), patience)
             }
-            (Memory::Nothing, Memory::Nothing) => {
-                core.collective_at_once(self.index, request, &mut [], self.owner.looks())
+            What::Receive { .. }
+                if core.receive_at_once(self.index, request, output.bytes_mut(), patience) =>
+            {
+                AtOnce::Over
             }
-            _ => AtOnce::NotBegun,
+            What::Send { .. } | What::Receive { .. } => AtOnce::NotBegun,
         };
         if matches!(begun, AtOnce::Over) {
             return Ok(());

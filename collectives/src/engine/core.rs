@@ -81,6 +81,8 @@ pub(super) struct Core {
     pub(super) traffic: Traffic,
     /// Collective calls since one went the way of all calls.
     pub(super) at_once: u32,
+    /// Memory of calls at once, as [`WORK`] is of runs.
+    pub(super) work: Vec<u8>,
     /// Whether a communicator has died since the record was last written down.
     pub(super) fallen: bool,
     /// Closed communicators and this process's rank in them, so that late inquiries are answered.
@@ -119,6 +121,7 @@ impl Core {
             recorder: Recorder::new(options.recorded_calls),
             traffic: Traffic::default(),
             at_once: 0,
+            work: Vec::new(),
             fallen: false,
             retired: VecDeque::new(),
             reserved: Vec::new(),
@@ -264,8 +267,8 @@ impl Core {
         run.tag = Tag { group: g.info.id, lane };
         let started = matches!(entry, Entry::New { started: true });
         (run.record, run.first_step) = match entry {
-            Entry::New { .. } => (self.recorder.begin(g.info.id, call, bytes), 0),
-            Entry::Begun(begun) => (begun.record, begun.steps),
+            Entry::New { .. } => (self.recorder.begin(g.info.id, call, bytes), None),
+            Entry::Begun(begun) => (begun.record, Some(begun.steps)),
         };
         (run.call, run.plan, run.request) = (call, plan, request.clone());
         // Moving a region that is not there costs as much as moving one.

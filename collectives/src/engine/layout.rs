@@ -34,6 +34,8 @@ pub(super) enum Area {
     Listed { place: Place, list: usize },
     /// Near-equal parts of each slice's run of the buffer, `lane_bytes` per lane, made and emptied slice by slice.
     StagedParts { chunks: u32, lane_bytes: usize },
+    /// Block `c` is at `c * block`, but block `own` is all that is at another place. Spans are of one block.
+    Except { place: Place, own: u32, at: Place },
     /// Pieces of `chunks` blocks side by side, `lane_bytes` per lane, made and emptied slice by slice.
     Staged { chunks: u32, lane_bytes: usize },
 }
@@ -46,6 +48,7 @@ impl Area {
             Area::Parts { place, .. } | Area::Blocks { place, .. } | Area::Listed { place, .. } => {
                 place == WORK
             }
+            Area::Except { place, at, .. } => place == WORK || at == WORK,
         }
     }
 }
@@ -114,12 +117,6 @@ impl Layout {
         }
     }
 
-    /// Whether it is one slice, of parts of the caller's one buffer or of nothing, without copies before or after.
-    pub(super) fn is_one_run(&self) -> bool {
-        let one = matches!(self.low, Area::Parts { place, .. } if place == INPUT || self.elements == 0);
-        one && self.slices == 1 && self.split == u32::MAX && self.before.is_none() && self.after.is_none()
-    }
-
     /// Where `span` of a slice lies. A span never crosses `split`.
     #[inline]
     pub(super) fn locate(&self, span: Span, slice: u32, lane: usize) -> Spot {
@@ -159,6 +156,11 @@ impl Layout {
                 let start = (span.first - first) as usize * self.elements + piece.start;
                 (place, start..start + (span.count as usize - 1) * self.elements + piece.len())
             }
+            Area::Except { own, at, .. } if span.first == own => (at, piece),
+            Area::Except { place, .. } => {
+                let start = span.first as usize * self.elements;
+                (place, start + piece.start..start + piece.end)
+            }
             Area::Staged { lane_bytes, .. } => {
                 let start = lane * lane_bytes / self.element_bytes + span.first as usize * piece.len();
                 (WORK, start..start + span.count as usize * piece.len())
@@ -175,7 +177,9 @@ impl Layout {
             Area::Parts { chunks: all, .. } | Area::StagedParts { chunks: all, .. } => {
                 (piece.div_ceil(all as usize) * chunks as usize).min(piece)
             }
-            Area::Blocks { .. } | Area::Listed { .. } | Area::Staged { .. } => piece * chunks as usize,
+            Area::Blocks { .. } | Area::Listed { .. } | Area::Except { .. } | Area::Staged { .. } => {
+                piece * chunks as usize
+            }
         };
         elements * self.element_bytes
     }
@@ -216,6 +220,13 @@ mod tests {
         assert_eq!(pieces, [40..56, 56..68, 68..80]);
         let whole = layout(Area::Blocks { place: OUTPUT, first: 2 }, 10, 1);
         assert_eq!(whole.locate(Span::new(2, 3), 0, 0).bytes, 0..120);
+    }
+
+    #[test]
+    fn one_block_may_lie_elsewhere() {
+        let l = layout(Area::Except { place: INPUT, own: 1, at: OUTPUT }, 10, 3);
+        assert_eq!(l.locate(Span::one(2), 1, 0), Spot { place: INPUT, bytes: 96..108 });
+        assert_eq!(l.locate(Span::one(1), 1, 0), Spot { place: OUTPUT, bytes: 16..28 });
     }
 
     #[test]

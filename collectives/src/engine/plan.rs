@@ -56,6 +56,11 @@ impl Request {
             .and(Form::FUNCTION, self.function.is_some())
             .and(Form::IN_ORDER, in_order)
     }
+
+    /// Whether its blocks are equal, its elements travel as what they are, and kernels of the library combine them.
+    fn is_plain(&self, wire: Option<DType>) -> bool {
+        self.blocks.is_none() && self.function.is_none() && wire == self.dtype
+    }
 }
 
 /// A collective, or one message.
@@ -144,7 +149,7 @@ pub(super) struct Plan {
     /// Bytes of one scratch slot, and slots per lane.
     pub(super) slot_bytes: usize,
     pub(super) slots: usize,
-    /// Whether it can be run at once: a few small messages, within the caller's one buffer.
+    /// Whether it can be run at once: one slice, of small messages, and what is plain ([`Request::is_plain`]).
     pub(super) at_once: bool,
     /// Messages beyond so many bytes wait at their sender.
     pub(super) eager_bytes: u64,
@@ -208,7 +213,8 @@ impl Plan {
         let element_bytes = dtype.map_or(1, DType::size);
         let ranks = among.group.ranks();
         let (choice, schedule) = choose(collective, request, among, element_bytes, (options, caps))?;
-        let (mut layout, pieces) = arrange(collective, request, (rank, ranks), element_bytes, &schedule);
+        let kind = (collective, choice.algorithm);
+        let (mut layout, pieces) = arrange(kind, request, (rank, ranks), element_bytes, &schedule);
         let pairwise = request.blocks.is_some() && collective == Collective::AllToAll;
         let widest = widest_message(schedule.among_positions());
         let wanted = options.slice_bytes.unwrap_or(usize::try_from(choice.slice_bytes).unwrap_or(usize::MAX));
@@ -248,7 +254,7 @@ impl Plan {
                 _ => ranks,
             },
             pairwise,
-            at_once: longest_bytes <= caps.eager_bytes && layout.is_one_run() && request.function.is_none(),
+            at_once: longest_bytes <= caps.eager_bytes && layout.slices == 1 && request.is_plain(dtype),
             layout,
             lanes,
             depth,

@@ -155,8 +155,8 @@ pub(super) struct Run {
     pub(super) stalled: bool,
     /// Transport depth that the run holds while it is active.
     pub(super) depth_taken: u32,
-    /// The step that the first slice begins at: those before it were made at once.
-    pub(super) first_step: u32,
+    /// The step that the one slice of a call goes on at that was begun at once: the copies before it are made too.
+    pub(super) first_step: Option<u32>,
     width: Width,
     /// Sends and receives that the transport holds.
     sending: u32,
@@ -196,7 +196,7 @@ impl Run {
             withdrawn: None,
             stalled: false,
             depth_taken: 0,
-            first_step: 0,
+            first_step: None,
             width: Width::Full,
             sending: 0,
             receiving: 0,
@@ -243,11 +243,11 @@ impl Run {
         }
         l.slice = slice;
         l.free = (1u32 << self.plan.slots) - 1;
-        l.window.restart(if slice == 0 { self.first_step } else { 0 });
+        l.window.restart(self.first_step.unwrap_or(0));
         self.dirty |= 1 << lane;
         match self.plan.layout.before {
-            Some(copy) => self.copy(copy, slice, lane),
-            None => Ok(()),
+            Some(copy) if self.first_step.is_none() => self.copy(copy, slice, lane),
+            _ => Ok(()),
         }
     }
 

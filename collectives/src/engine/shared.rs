@@ -14,6 +14,7 @@
 use super::core::{CallRegions, Core, Driver, Failure};
 use super::flight::{Flight, WriteDown};
 use super::run::Phase;
+use super::straight::Patience;
 use ringway_dataplane::fabric::{Pause, Spin, sleep_on};
 use ringway_dataplane::transport::{Cause, Peer, Waker};
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,7 +45,6 @@ pub(super) struct Shared {
     waker: Waker,
     sleep_fd: Option<OwnedFd>,
     spin: Spin,
-    looks: u32,
     owners: AtomicUsize,
     /// Held while the flight record is written down, so that whoever fails of the same death waits until it is.
     writing: Mutex<()>,
@@ -68,7 +68,6 @@ impl Shared {
             waker,
             sleep_fd,
             spin,
-            looks: spin.looks(),
             owners: AtomicUsize::new(0),
             writing: Mutex::new(()),
         })
@@ -94,10 +93,10 @@ impl Shared {
         core
     }
 
-    /// How often a call at once looks for a message.
+    /// How long a call waits at once.
     #[inline]
-    pub(super) fn looks(&self) -> u32 {
-        self.looks
+    pub(super) fn patience(&self) -> Patience<'_> {
+        Patience { spin: self.spin, contenders: &self.contenders }
     }
 
     /// D1: after a change that the driver must see.

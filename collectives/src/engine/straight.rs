@@ -5,8 +5,9 @@
 //! its own way, and bits and errors are the same.
 //!
 //! - **A1** Nothing is made at once while another call is under way or somebody drives: no message overtakes another (C2, R3).
-//! - **A2** A call waits at once for no longer than a few looks, and for nothing but the next expected message. Whatever
-//!   else happens (a mismatch, a death, another thread, a long wait) is met by a run.
+//! - **A2** A call waits at once for no longer than a few looks, and where ranks share cores for the time that a rank gives
+//!   way before it sleeps ([`Patience`]), and for nothing but the next expected message. Whatever else happens (a mismatch, a
+//!   death, another thread, a long wait) is met by a run.
 //! - **A3** One call in [`AT_ONCE_IN_A_ROW`] goes the way of all calls, so that all else is looked at however busy a rank
 //!   is with small calls.
 //! - **A4** So does a call that comes long after the one before: a rank that was idle hears first of what happened meanwhile,
@@ -14,19 +15,22 @@
 
 #![forbid(unsafe_code)]
 
+use super::blocking::Memory;
 use super::core::{
     CallRegions, Core, Driver, Entry, Failure, MAX_CALLS, call_of, collective_lane, message_lane,
 };
 use super::error::CollectiveError;
 use super::fingerprint::{Call, slice_stamp};
 use super::group::Last;
-use super::layout::Spot;
+use super::layout::{Copy, INPUT, OUTPUT, Spot, WORK};
 use super::plan::{Kind, Plan, Request, What};
 use super::recorder::Ending;
 use super::run::Io;
-use crate::schedule::{Rank, Schedule, Step};
+use crate::schedule::{Rank, Schedule, Span, Step};
+use ringway_dataplane::fabric::Spin;
 use ringway_dataplane::transport::{Found, Stamp, Tag, Transport};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// A3
 const AT_ONCE_IN_A_ROW: u32 = 128;
@@ -52,40 +56,100 @@ pub(super) enum AtOnce {
     Over,
 }
 
+/// A2: how long a call waits at once.
+#[derive(Clone, Copy)]
+pub(super) struct Patience<'a> {
+    pub(super) spin: Spin,
+    /// Threads that wait for the engine.
+    pub(super) contenders: &'a AtomicU32,
+}
+
+impl Patience<'_> {
+    /// Whether to give way and then look again, for a message that was not there at `since` or is looked for first now.
+    fn gives_way(&self, since: &mut Option<Instant>) -> bool {
+        let limit = self.spin.gives_way_for();
+        if limit.is_zero() || self.contenders.load(Ordering::Relaxed) > 0 {
+            return false;
+        }
+        let now = Instant::now();
+        now.duration_since(*since.get_or_insert(now)) < limit
+    }
+}
+
+/// The memory of a call, by place.
+pub(super) struct Places<'a, 'm> {
+    pub(super) input: &'a mut Memory<'m>,
+    pub(super) output: &'a mut Memory<'m>,
+    work: &'a mut Vec<u8>,
+}
+
+impl Places<'_, '_> {
+    fn read(&self, spot: Spot) -> &[u8] {
+        let all = match spot.place {
+            INPUT => self.input.bytes(),
+            OUTPUT => self.output.bytes(),
+            _ => self.work,
+        };
+        &all[spot.bytes]
+    }
+
+    fn write(&mut self, spot: Spot) -> &mut [u8] {
+        let all = match spot.place {
+            INPUT => self.input.bytes_mut(),
+            OUTPUT => self.output.bytes_mut(),
+            _ => self.work,
+        };
+        &mut all[spot.bytes]
+    }
+
+    fn copy(&mut self, from: Spot, to: Spot) {
+        let (source, target) = match (from.place, to.place) {
+            (INPUT, OUTPUT) => (self.input.bytes(), self.output.bytes_mut()),
+            (INPUT, WORK) => (self.input.bytes(), &mut self.work[..]),
+            (WORK, INPUT) => (&self.work[..], self.input.bytes_mut()),
+            (WORK, OUTPUT) => (&self.work[..], self.output.bytes_mut()),
+            places => unreachable!("no layout copies from and to {places:?}"),
+        };
+        target[to.bytes].copy_from_slice(&source[from.bytes]);
+    }
+}
+
 /// A collective call that is being made at once.
-struct Straight<'a> {
+struct Straight<'a, 'm> {
     io: Io<'a>,
     plan: &'a Plan,
     request: &'a Request,
     rank: Rank,
     tag: Tag,
     stamp: &'a Stamp,
-    buffer: &'a mut [u8],
+    places: Places<'a, 'm>,
+    patience: Patience<'a>,
 }
 
-impl Straight<'_> {
-    /// The bytes of a step; an empty chunk need not be in the buffer.
-    fn bytes(&self, step: Step) -> std::ops::Range<usize> {
-        let Spot { bytes, .. } = self.plan.layout.locate(step.span(), 0, 0);
-        if bytes.is_empty() { 0..0 } else { bytes }
+impl Straight<'_, '_> {
+    /// Where the bytes of a step are; an empty chunk need not be in its buffer.
+    fn spot(&self, step: Step) -> Spot {
+        let spot = self.plan.layout.locate(step.span(), 0, 0);
+        if spot.bytes.is_empty() { Spot { bytes: 0..0, ..spot } } else { spot }
     }
 
     fn send(&mut self, step: Step) -> bool {
-        let span = self.bytes(step);
+        let bytes = self.places.read(self.spot(step));
         let peer = self.io.peers[step.peer() as usize];
-        let sent = self.io.transport.send_now(peer, self.tag, self.stamp, &self.buffer[span.clone()]);
+        let sent = self.io.transport.send_now(peer, self.tag, self.stamp, bytes);
         if sent {
-            self.io.exchanged(peer, true, span.len() as u64);
+            let len = bytes.len() as u64;
+            self.io.exchanged(peer, true, len);
         }
         sent
     }
 
     /// Waits for the message of a step, and combines or keeps it.
-    fn receive(&mut self, step: Step, looks: u32) -> bool {
-        let span = self.bytes(step);
-        let Straight { io, tag, stamp, buffer, request, .. } = self;
+    fn receive(&mut self, step: Step) -> bool {
+        let spot = self.spot(step);
+        let Straight { io, tag, stamp, places, request, patience, .. } = self;
         let peer = io.peers[step.peer() as usize];
-        let (kernels, into) = (io.kernels, &mut buffer[span]);
+        let (kernels, into) = (io.kernels, places.write(spot));
         let len = into.len();
         let reduces = matches!(step, Step::Reduce { .. });
         let mut take = |bytes: &[u8]| match (reduces, request.op, request.dtype) {
@@ -98,18 +162,55 @@ impl Straight<'_> {
             }
             _ => into.copy_from_slice(bytes),
         };
-        let found = io.transport.take_now(peer, *tag, (*stamp, len), looks, &mut take) == Found::Message;
+        let (looks, mut since) = (patience.spin.looks(), None);
+        let found = loop {
+            let found = io.transport.take_now(peer, *tag, (*stamp, len), looks, &mut take);
+            if found != Found::Nothing || !patience.gives_way(&mut since) {
+                break found == Found::Message;
+            }
+            std::thread::yield_now();
+        };
         if found {
             io.exchanged(peer, false, len as u64);
         }
         found
     }
 
+    /// Makes the first step if others wait for it, and the copies that a call begins with. Returns how many steps that were;
+    /// `None`: nothing happened that any other rank could tell.
+    fn begin(&mut self) -> Option<u32> {
+        let first = self.plan.program.step(self.rank, 0)?;
+        let before = self.plan.layout.before;
+        // What others wait for comes before what they do not.
+        let needed = |copy: &Copy| self.plan.layout.in_area(&copy.to, Span::one(copy.to_first), 0, 0).place;
+        let is_urgent = first.is_send() && before.as_ref().map(needed) != Some(self.spot(first).place);
+        if !is_urgent {
+            before.iter().for_each(|copy| self.copy(copy));
+        }
+        if first.is_send() && !self.send(first) {
+            return None;
+        }
+        if is_urgent {
+            before.iter().for_each(|copy| self.copy(copy));
+        }
+        Some(u32::from(first.is_send()))
+    }
+
+    fn copy(&mut self, copy: &Copy) {
+        for i in 0..copy.span.count {
+            let spot = |area, chunk| self.plan.layout.in_area(area, Span::one(chunk), 0, 0);
+            let (from, to) = (spot(&copy.from, copy.span.first + i), spot(&copy.to, copy.to_first + i));
+            if !from.bytes.is_empty() {
+                self.places.copy(from, to);
+            }
+        }
+    }
+
     /// Makes the steps from `first` on. Returns the first that could not be made, if there is one.
-    fn go(&mut self, first: u32, looks: u32) -> Option<u32> {
+    fn go(&mut self, first: u32) -> Option<u32> {
         let mut index = first;
         while let Some(step) = self.plan.program.step(self.rank, index) {
-            let made = if step.is_send() { self.send(step) } else { self.receive(step, looks) };
+            let made = if step.is_send() { self.send(step) } else { self.receive(step) };
             if !made {
                 return Some(index);
             }
@@ -120,13 +221,19 @@ impl Straight<'_> {
 
     /// What is left to do after the last step.
     fn finish(&mut self) {
+        let layout = &self.plan.layout;
         if let (Some((area, span)), Some(op), Some(dtype)) =
-            (self.plan.layout.total, self.request.op, self.request.dtype)
+            (layout.total, self.request.op, self.request.dtype)
         {
-            let spot = self.plan.layout.in_area(&area, span, 0, 0);
-            let ranks = self.plan.averaged;
-            let finished = self.io.kernels.finish(op, dtype, &mut self.buffer[spot.bytes], ranks);
-            debug_assert!(finished.is_ok(), "checked before the call: {finished:?}");
+            let spot = layout.in_area(&area, span, 0, 0);
+            if !spot.bytes.is_empty() {
+                let ranks = self.plan.averaged;
+                let finished = self.io.kernels.finish(op, dtype, self.places.write(spot), ranks);
+                debug_assert!(finished.is_ok(), "checked before the call: {finished:?}");
+            }
+        }
+        if let Some(copy) = layout.after {
+            self.copy(&copy);
         }
     }
 }
@@ -141,18 +248,18 @@ impl Core {
         self.at_once > 0
     }
 
-    /// Makes a small collective call over one buffer at once, where that can be done.
-    pub(super) fn collective_at_once(
+    /// Makes a small collective call at once, where that can be done.
+    pub(super) fn collective_at_once<'m>(
         &mut self,
         group: usize,
         request: &Request,
-        buffer: &mut [u8],
-        looks: u32,
+        (input, output): (&mut Memory<'m>, &mut Memory<'m>),
+        patience: Patience<'_>,
     ) -> AtOnce {
-        if looks == 0 || !self.may_go_at_once() {
+        if patience.spin.looks() == 0 || !self.may_go_at_once() {
             return AtOnce::NotBegun;
         }
-        let Core { groups, transport, options, recorder, traffic, kernels, .. } = self;
+        let Core { groups, transport, options, recorder, traffic, kernels, work, .. } = self;
         let Some(g) = groups[group].as_mut().filter(|g| g.is_calm()) else { return AtOnce::NotBegun };
         let Some(plan) = g.kept_plan(request).filter(|plan| plan.at_once).cloned() else {
             return AtOnce::NotBegun;
@@ -162,23 +269,16 @@ impl Core {
         let stamp = if options.check { slice_stamp(&call.stamp(), 0) } else { Stamp::default() };
         let tag = Tag { group: g.info.id, lane: collective_lane(seq) };
         let io = Io { transport: &mut **transport, peers: &g.peers, kernels: *kernels, traffic, recorder };
-        let mut way = Straight { io, plan: &plan, request, rank, tag, stamp: &stamp, buffer };
-        // The message goes first: what others wait for comes before what they do not.
-        let mut steps = 0;
-        match plan.program.step(rank, 0) {
-            Some(step) if step.is_send() => {
-                if !way.send(step) {
-                    return AtOnce::NotBegun;
-                }
-                steps = 1;
-            }
-            Some(_) => {}
-            None => return AtOnce::NotBegun,
+        if work.len() < plan.work_bytes {
+            work.resize(plan.work_bytes, 0);
         }
+        let places = Places { input, output, work };
+        let mut way = Straight { io, plan: &plan, request, rank, tag, stamp: &stamp, places, patience };
+        let Some(steps) = way.begin() else { return AtOnce::NotBegun };
         let bytes = request.count as u64 * plan.layout.caller_bytes as u64;
         let record = way.io.recorder.begin(tag.group, call, bytes);
         g.numbers.take(call, None);
-        match way.go(steps, looks) {
+        match way.go(steps) {
             Some(steps) => AtOnce::Begun(Begun { call, record, steps }),
             None => {
                 way.finish();
@@ -212,6 +312,12 @@ impl Core {
         };
         match furnished {
             Ok((slot, plan)) => {
+                let work = self.work.get(..plan.work_bytes).unwrap_or(&[]);
+                if let Some(region) = self.runs[usize::from(slot)].regions[WORK].as_mut()
+                    && let Ok(into) = region.bytes_mut(0..work.len())
+                {
+                    into.copy_from_slice(work);
+                }
                 self.enter(slot, group, request, plan, regions, Entry::Begun(begun));
                 Ok(slot)
             }
@@ -243,6 +349,40 @@ impl Core {
         g.last = Last::AtOnce { bytes: bytes.len() };
         self.recorder.passed(g.info.id, call, bytes.len() as u64);
         self.exchanged(group, to, true, bytes.len() as u64);
+        true
+    }
+
+    /// Receives a small message at once, where it has come or comes soon, and no other of this process waits before it.
+    /// `false`: nothing happened.
+    pub(super) fn receive_at_once(
+        &mut self,
+        group: usize,
+        request: &Request,
+        into: &mut [u8],
+        patience: Patience<'_>,
+    ) -> bool {
+        let What::Receive { from, tag } = request.what else { return false };
+        let small = into.len() as u64 <= self.caps.eager_bytes;
+        if !small || patience.spin.looks() == 0 || !self.may_go_at_once() {
+            return false;
+        }
+        let Some(g) = self.groups[group].as_mut().filter(|g| g.is_calm()) else { return false };
+        let call = request.call();
+        let stamp = if self.options.check { call.stamp() } else { Stamp::default() };
+        let (tag, peer, len) =
+            (Tag { group: g.info.id, lane: message_lane(tag) }, g.peers[from as usize], into.len());
+        let mut since = None;
+        loop {
+            let mut take = |bytes: &[u8]| into.copy_from_slice(bytes);
+            match self.transport.take_now(peer, tag, (&stamp, len), patience.spin.looks(), &mut take) {
+                Found::Message => break,
+                Found::Nothing if patience.gives_way(&mut since) => std::thread::yield_now(),
+                Found::Nothing | Found::Behind | Found::Other => return false,
+            }
+        }
+        g.last = Last::AtOnce { bytes: len };
+        self.recorder.passed(g.info.id, call, len as u64);
+        self.exchanged(group, from, false, len as u64);
         true
     }
 }

@@ -80,10 +80,18 @@ pub enum Pause {
 }
 
 impl Spin {
-    /// How often to look for what is expected at once. Not at all where whoever looks may be in the way of whom it waits
-    /// for: with 4 ranks on 2 cores, looking before giving way made an all-reduce of 8 B several times slower.
+    /// How often to look for what is expected at once, before giving way where ranks share cores. 0: not at all.
     pub fn looks(&self) -> u32 {
-        if self.look.is_zero() { 0 } else { LOOKS }
+        match (self.look.is_zero(), self.all.is_zero()) {
+            (false, _) => LOOKS,
+            (true, false) => 1,
+            (true, true) => 0,
+        }
+    }
+
+    /// How long to give way between looks for what is expected at once. Zero while every local rank has a core of its own.
+    pub fn gives_way_for(&self) -> Duration {
+        if self.look.is_zero() { self.all } else { Duration::ZERO }
     }
 
     /// What to do after `idle` without progress.
