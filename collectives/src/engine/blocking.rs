@@ -82,14 +82,12 @@ impl Communicator {
         mut output: Memory<'m>,
     ) -> Result<()> {
         let mut core = self.owner.lock();
-        let patience = self.owner.patience();
+        let glance = self.owner.glance();
         let begun = match request.what {
             What::Collective(_) => {
-                core.collective_at_once(self.index, request, (&mut input, &mut output), patience)
+                core.collective_at_once(self.index, request, (&mut input, &mut output), glance)
             }
-            What::Receive { .. }
-                if core.receive_at_once(self.index, request, output.bytes_mut(), patience) =>
-            {
+            What::Receive { .. } if core.receive_at_once(self.index, request, output.bytes_mut(), glance) => {
                 AtOnce::Over
             }
             What::Send { .. } | What::Receive { .. } => AtOnce::NotBegun,

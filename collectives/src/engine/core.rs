@@ -23,6 +23,7 @@ use super::straight::Begun;
 use super::traffic::Traffic;
 use crate::reduce::Kernels;
 use crate::schedule::Collective;
+use ringway_dataplane::fabric::Patience;
 use ringway_dataplane::memory::{AllocError, Ledger, Region};
 use ringway_dataplane::transport::{Caps, Completion, Event, OpError, Tag, Transport};
 use std::collections::VecDeque;
@@ -92,6 +93,8 @@ pub(super) struct Core {
     /// Ledgers of borrowed memory, kept so that lending allocates nothing.
     pub(super) ledgers: Vec<Ledger>,
     pub(super) next_tick: Instant,
+    /// How long the driver polls before it sleeps.
+    pub(super) patience: Patience,
     pub(super) driver: Driver,
     pub(super) asleep: u32,
     pub(super) followers: u32,
@@ -127,6 +130,7 @@ impl Core {
             reserved: Vec::new(),
             ledgers: Vec::new(),
             next_tick: Instant::now(),
+            patience: Patience::default(),
             driver: Driver::Nobody,
             asleep: 0,
             followers: 0,

@@ -150,7 +150,13 @@ impl Recorder {
     /// Notes that a call begins; returns the number to end it by.
     #[inline]
     pub(super) fn begin(&mut self, group: u32, call: Call, bytes: u64) -> u64 {
-        self.keep(Kept { group, call, bytes, began: Instant::now(), first_byte: None, ended: None })
+        self.begin_at(Instant::now(), group, call, bytes)
+    }
+
+    /// As [`Self::begin`], for one that began then.
+    #[inline]
+    pub(super) fn begin_at(&mut self, began: Instant, group: u32, call: Call, bytes: u64) -> u64 {
+        self.keep(Kept { group, call, bytes, began, first_byte: None, ended: None })
     }
 
     #[inline]

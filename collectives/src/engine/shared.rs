@@ -14,8 +14,8 @@
 use super::core::{CallRegions, Core, Driver, Failure};
 use super::flight::{Flight, WriteDown};
 use super::run::Phase;
-use super::straight::Patience;
-use ringway_dataplane::fabric::{Pause, Spin, sleep_on};
+use super::straight::Glance;
+use ringway_dataplane::fabric::{Patience, Pause, Spin, sleep_on};
 use ringway_dataplane::transport::{Cause, Peer, Waker};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -56,7 +56,8 @@ fn ignore_poison<T>(result: Result<T, PoisonError<T>>) -> T {
 }
 
 impl Shared {
-    pub(super) fn new(core: Core, spin: Spin) -> std::io::Result<Shared> {
+    pub(super) fn new(mut core: Core, spin: Spin) -> std::io::Result<Shared> {
+        core.patience = Patience::new(spin);
         let sleep_fd = core.transport.sleep_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let waker = core.transport.waker();
         Ok(Shared {
@@ -93,10 +94,10 @@ impl Shared {
         core
     }
 
-    /// How long a call waits at once.
+    /// How long a call looks for a message at once.
     #[inline]
-    pub(super) fn patience(&self) -> Patience<'_> {
-        Patience { spin: self.spin, contenders: &self.contenders }
+    pub(super) fn glance(&self) -> Glance<'_> {
+        Glance { spin: self.spin, contenders: &self.contenders }
     }
 
     /// D1: after a change that the driver must see.
@@ -173,10 +174,14 @@ impl Shared {
 
     /// Polls until `done`, or until somebody else took over driving.
     fn drive<'a>(&'a self, mut core: Guard<'a>, me: Driver, done: &impl Fn(&Core) -> bool) -> Guard<'a> {
-        let mut idle_since = None;
+        // When the thread began to wait, and when it last looked at the clock.
+        let mut idle: Option<(Instant, Instant)> = None;
         let mut turns = 0u32;
         loop {
             let moved = core.turn();
+            if moved && let Some((since, last)) = idle.take() {
+                core.patience.learn(last.duration_since(since));
+            }
             if core.ended {
                 core.ended = false;
                 if core.followers > 0 {
@@ -200,19 +205,17 @@ impl Shared {
             }
             self.obey(&mut core);
             turns = turns.wrapping_add(1);
-            if moved {
-                idle_since = None;
-                if !turns.is_multiple_of(TURNS_PER_TICK) {
-                    continue;
-                }
+            if moved && !turns.is_multiple_of(TURNS_PER_TICK) {
+                continue;
             }
             let now = Instant::now();
             core.tick(now);
-            let since = *idle_since.get_or_insert(now);
             if moved || done(&core) {
                 continue;
             }
-            core = match self.spin.pause(now.duration_since(since)) {
+            let since = idle.map_or(now, |(since, _)| since);
+            idle = Some((since, now));
+            core = match core.patience.pause(now.duration_since(since)) {
                 Pause::None => {
                     std::hint::spin_loop();
                     continue;
@@ -223,7 +226,11 @@ impl Shared {
                     std::thread::yield_now();
                     self.lock()
                 }
-                Pause::Sleep => self.sleep(core, now),
+                Pause::Sleep => {
+                    let core = self.sleep(core, now);
+                    idle = Some((since, Instant::now()));
+                    core
+                }
             };
             if core.driver != me {
                 return core;

@@ -6,7 +6,7 @@
 //!
 //! - **A1** Nothing is made at once while another call is under way or somebody drives: no message overtakes another (C2, R3).
 //! - **A2** A call waits at once for no longer than a few looks, and where ranks share cores for the time that a rank gives
-//!   way before it sleeps ([`Patience`]), and for nothing but the next expected message. Whatever else happens (a mismatch, a
+//!   way before it sleeps ([`Glance`]), and for nothing but the next expected message. Whatever else happens (a mismatch, a
 //!   death, another thread, a long wait) is met by a run.
 //! - **A3** One call in [`AT_ONCE_IN_A_ROW`] goes the way of all calls, so that all else is looked at however busy a rank
 //!   is with small calls.
@@ -28,7 +28,7 @@ use super::recorder::Ending;
 use super::run::Io;
 use crate::schedule::{Rank, Schedule, Span, Step};
 use ringway_dataplane::fabric::Spin;
-use ringway_dataplane::transport::{Found, Stamp, Tag, Transport};
+use ringway_dataplane::transport::{Found, Peer, Stamp, Tag, Transport};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -56,15 +56,20 @@ pub(super) enum AtOnce {
     Over,
 }
 
-/// A2: how long a call waits at once.
+/// A2: how long a call looks for a message at once.
 #[derive(Clone, Copy)]
-pub(super) struct Patience<'a> {
+pub(super) struct Glance<'a> {
     pub(super) spin: Spin,
     /// Threads that wait for the engine.
     pub(super) contenders: &'a AtomicU32,
 }
 
-impl Patience<'_> {
+impl Glance<'_> {
+    /// Looks before giving way. 0: nothing is made at once.
+    fn looks(&self) -> u32 {
+        self.spin.looks()
+    }
+
     /// Whether to give way and then look again, for a message that was not there at `since` or is looked for first now.
     fn gives_way(&self, since: &mut Option<Instant>) -> bool {
         let limit = self.spin.gives_way_for();
@@ -73,6 +78,25 @@ impl Patience<'_> {
         }
         let now = Instant::now();
         now.duration_since(*since.get_or_insert(now)) < limit
+    }
+
+    /// Takes the next message from a peer, if it is the expected one and has come or comes soon. `false`: nothing happened.
+    fn takes(
+        &self,
+        transport: &mut dyn Transport,
+        from: Peer,
+        tag: Tag,
+        expected: (&Stamp, usize),
+        take: &mut dyn FnMut(&[u8]),
+    ) -> bool {
+        let mut since = None;
+        loop {
+            match transport.take_now(from, tag, expected, self.looks(), take) {
+                Found::Message => return true,
+                Found::Nothing if self.gives_way(&mut since) => std::thread::yield_now(),
+                Found::Nothing | Found::Behind | Found::Other => return false,
+            }
+        }
     }
 }
 
@@ -123,7 +147,7 @@ struct Straight<'a, 'm> {
     tag: Tag,
     stamp: &'a Stamp,
     places: Places<'a, 'm>,
-    patience: Patience<'a>,
+    glance: Glance<'a>,
 }
 
 impl Straight<'_, '_> {
@@ -147,7 +171,7 @@ impl Straight<'_, '_> {
     /// Waits for the message of a step, and combines or keeps it.
     fn receive(&mut self, step: Step) -> bool {
         let spot = self.spot(step);
-        let Straight { io, tag, stamp, places, request, patience, .. } = self;
+        let Straight { io, tag, stamp, places, request, glance, .. } = self;
         let peer = io.peers[step.peer() as usize];
         let (kernels, into) = (io.kernels, places.write(spot));
         let len = into.len();
@@ -162,14 +186,7 @@ impl Straight<'_, '_> {
             }
             _ => into.copy_from_slice(bytes),
         };
-        let (looks, mut since) = (patience.spin.looks(), None);
-        let found = loop {
-            let found = io.transport.take_now(peer, *tag, (*stamp, len), looks, &mut take);
-            if found != Found::Nothing || !patience.gives_way(&mut since) {
-                break found == Found::Message;
-            }
-            std::thread::yield_now();
-        };
+        let found = glance.takes(io.transport, peer, *tag, (*stamp, len), &mut take);
         if found {
             io.exchanged(peer, false, len as u64);
         }
@@ -239,13 +256,17 @@ impl Straight<'_, '_> {
 }
 
 impl Core {
-    /// A1, A3, A4: whether a call may be made at once.
+    /// A1, A3, A4: whether a call may be made at once; if so, what time it is.
     #[inline]
-    fn may_go_at_once(&mut self) -> bool {
+    fn may_go_at_once(&mut self) -> Option<Instant> {
         let idle = self.active.is_empty() && !self.is_queueing() && self.driver == Driver::Nobody;
-        let idle = idle && self.recorder.newest().is_some_and(|newest| newest.elapsed() < LONGEST_PAUSE);
-        self.at_once = if idle && self.at_once < AT_ONCE_IN_A_ROW { self.at_once + 1 } else { 0 };
-        self.at_once > 0
+        let newest = self.recorder.newest().filter(|_| idle && self.at_once < AT_ONCE_IN_A_ROW);
+        let now = newest.and_then(|newest| {
+            let now = Instant::now();
+            (now.saturating_duration_since(newest) < LONGEST_PAUSE).then_some(now)
+        });
+        self.at_once = if now.is_some() { self.at_once + 1 } else { 0 };
+        now
     }
 
     /// Makes a small collective call at once, where that can be done.
@@ -254,11 +275,12 @@ impl Core {
         group: usize,
         request: &Request,
         (input, output): (&mut Memory<'m>, &mut Memory<'m>),
-        patience: Patience<'_>,
+        glance: Glance<'_>,
     ) -> AtOnce {
-        if patience.spin.looks() == 0 || !self.may_go_at_once() {
+        if glance.looks() == 0 {
             return AtOnce::NotBegun;
         }
+        let Some(now) = self.may_go_at_once() else { return AtOnce::NotBegun };
         let Core { groups, transport, options, recorder, traffic, kernels, work, .. } = self;
         let Some(g) = groups[group].as_mut().filter(|g| g.is_calm()) else { return AtOnce::NotBegun };
         let Some(plan) = g.kept_plan(request).filter(|plan| plan.at_once).cloned() else {
@@ -273,10 +295,10 @@ impl Core {
             work.resize(plan.work_bytes, 0);
         }
         let places = Places { input, output, work };
-        let mut way = Straight { io, plan: &plan, request, rank, tag, stamp: &stamp, places, patience };
+        let mut way = Straight { io, plan: &plan, request, rank, tag, stamp: &stamp, places, glance };
         let Some(steps) = way.begin() else { return AtOnce::NotBegun };
         let bytes = request.count as u64 * plan.layout.caller_bytes as u64;
-        let record = way.io.recorder.begin(tag.group, call, bytes);
+        let record = way.io.recorder.begin_at(now, tag.group, call, bytes);
         g.numbers.take(call, None);
         match way.go(steps) {
             Some(steps) => AtOnce::Begun(Begun { call, record, steps }),
@@ -359,29 +381,25 @@ impl Core {
         group: usize,
         request: &Request,
         into: &mut [u8],
-        patience: Patience<'_>,
+        glance: Glance<'_>,
     ) -> bool {
         let What::Receive { from, tag } = request.what else { return false };
-        let small = into.len() as u64 <= self.caps.eager_bytes;
-        if !small || patience.spin.looks() == 0 || !self.may_go_at_once() {
+        if glance.looks() == 0 || into.len() as u64 > self.caps.eager_bytes {
             return false;
         }
+        let Some(now) = self.may_go_at_once() else { return false };
         let Some(g) = self.groups[group].as_mut().filter(|g| g.is_calm()) else { return false };
         let call = request.call();
         let stamp = if self.options.check { call.stamp() } else { Stamp::default() };
-        let (tag, peer, len) =
-            (Tag { group: g.info.id, lane: message_lane(tag) }, g.peers[from as usize], into.len());
-        let mut since = None;
-        loop {
-            let mut take = |bytes: &[u8]| into.copy_from_slice(bytes);
-            match self.transport.take_now(peer, tag, (&stamp, len), patience.spin.looks(), &mut take) {
-                Found::Message => break,
-                Found::Nothing if patience.gives_way(&mut since) => std::thread::yield_now(),
-                Found::Nothing | Found::Behind | Found::Other => return false,
-            }
+        let tag = Tag { group: g.info.id, lane: message_lane(tag) };
+        let (peer, len) = (g.peers[from as usize], into.len());
+        let mut take = |bytes: &[u8]| into.copy_from_slice(bytes);
+        if !glance.takes(&mut *self.transport, peer, tag, (&stamp, len), &mut take) {
+            return false;
         }
         g.last = Last::AtOnce { bytes: len };
-        self.recorder.passed(g.info.id, call, len as u64);
+        let record = self.recorder.begin_at(now, g.info.id, call, len as u64);
+        self.recorder.end(record, Ending::Done);
         self.exchanged(group, from, false, len as u64);
         true
     }

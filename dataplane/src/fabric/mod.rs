@@ -12,5 +12,5 @@ pub mod route;
 pub mod why;
 
 pub use endpoint::{Endpoint, EndpointError};
-pub use progress::{Pause, Spin, SpinPolicy, WaitOutcome, Waiter, sleep_on};
+pub use progress::{Patience, Pause, Spin, SpinPolicy, WaitOutcome, Waiter, sleep_on};
 pub use route::Policy;

@@ -6,11 +6,18 @@
 //! a ping takes 3950 us. Giving way between looks costs nothing where nobody else wants the core, hands it over without a
 //! sleep and a wake-up where a peer does, and cut an all-reduce of 64 KiB among 4 ranks on 2 cores from 147 to 120 us.
 //!
+//! How long it polls follows the waits before ([`Patience`]): where what is waited for has come soon after the sleep began, the
+//! sleep and the wake-up cost more than the polling would have. Soft-RoCE between two cores of an emulated processor takes
+//! 20 us a trip: an all-reduce of 8 B took 73 us with ranks that sleep after 20 us and 56 us with such as poll on.
+//!
 //! - **W1** A wait ends when there are events, when the sleeper was roused by [`Waker::wake`](crate::transport::Waker),
 //!   or at its deadline, whichever is first; a wake is never slept through (T10).
 //! - **W2** Once the spin is over, a thread without anything to do makes no more than one round per wake of the fd or
 //!   timer of the transport.
 //! - **W3** Waiting allocates nothing and makes no system call but `ppoll` and `sched_yield`.
+//! - **W4** A thread polls for longer than its setting only if it was not set, while every local rank has a core of its own,
+//!   and after a wait that ended within [`LONGEST_SPIN_US`]; after a longer one it does not. So polling for nothing costs no more
+//!   than that for each such wait.
 
 use crate::transport::{Event, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,6 +33,8 @@ pub const SPIN_US: u32 = 20;
 /// 200 us all-reduces of 64 KiB to 8 MiB take the same while the cores share a cache. While they do not, who polls is in
 /// the way of who copies: 8 MiB took 11.8 ms by sleeping at once, 12.9 by 40 us, 15 by 100 us.
 pub const SHARED_SPIN_US: u32 = 25;
+/// Longest time that a thread polls before it sleeps, in microseconds, after waits that were short (W4).
+pub const LONGEST_SPIN_US: u32 = 200;
 /// First and longest nap, in microseconds, on a transport that cannot be slept on. Naps double in between: at the
 /// longest, a thread uses well under 1 % of a core.
 const NAP_US: (u64, u64) = (50, 5_000);
@@ -48,7 +57,10 @@ impl SpinPolicy {
             SpinPolicy::Auto if local_ranks <= cores => (LOOK_US, SPIN_US),
             SpinPolicy::Auto => (0, SHARED_SPIN_US),
         };
-        Spin { look: Duration::from_micros(look_us.into()), all: Duration::from_micros(all_us.into()) }
+        let follows = self == SpinPolicy::Auto && local_ranks <= cores;
+        let longest_us = if follows { all_us.max(LONGEST_SPIN_US) } else { all_us };
+        let micros = |us: u32| Duration::from_micros(us.into());
+        Spin { look: micros(look_us), all: micros(all_us), longest: micros(longest_us) }
     }
 
     /// The spin for `local_ranks` ranks on this host. Counts the cores in this thread's affinity mask and cgroup quota.
@@ -62,6 +74,40 @@ impl SpinPolicy {
 pub struct Spin {
     look: Duration,
     all: Duration,
+    longest: Duration,
+}
+
+/// How long a thread polls before it sleeps, after the waits that it has had (W4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Patience {
+    spin: Spin,
+    all: Duration,
+}
+
+impl Patience {
+    /// Before the first wait.
+    pub fn new(spin: Spin) -> Patience {
+        Patience { spin, all: spin.all }
+    }
+
+    /// What to do after `idle` without progress.
+    pub fn pause(&self, idle: Duration) -> Pause {
+        Spin { all: self.all, ..self.spin }.pause(idle)
+    }
+
+    /// Something came after `idle` without progress, asleep or not. Next time, twice as long is waited for it; after a long
+    /// wait, as long as is set.
+    pub fn learn(&mut self, idle: Duration) {
+        let twice = idle * 2;
+        if idle > self.spin.longest {
+            self.all = self.spin.all;
+        } else if twice > self.all {
+            self.all = twice.min(self.spin.longest);
+        } else {
+            // Slowly back, so that one trip that was short by chance does not send the next wait to sleep.
+            self.all = (self.all - (self.all - twice) / 16).max(self.spin.all);
+        }
+    }
 }
 
 /// How often a thread looks for a message that it expects at once while every local rank has a core of its own, before it
@@ -216,6 +262,45 @@ mod tests {
         let set = [None, None, None, Sleep, Sleep, Sleep, Sleep, Sleep];
         assert_eq!(pauses(SpinPolicy::Micros(7).spin(3, 2)), set);
         assert_eq!(pauses(SpinPolicy::Micros(0).spin(1, 2)), [Sleep; 8]);
+    }
+
+    #[test]
+    fn polls_for_longer_after_short_waits_alone() {
+        // W4
+        let us = |us: u32| Duration::from_micros(us.into());
+        let lasts = |patience: &Patience| {
+            let sleeps = |n: &u32| patience.pause(us(*n)) == Pause::Sleep;
+            (0..=10 * LONGEST_SPIN_US).find(sleeps).unwrap()
+        };
+        let mut own = Patience::new(SpinPolicy::Auto.spin(2, 2));
+        assert_eq!(lasts(&own), SPIN_US);
+        own.learn(us(3));
+        assert_eq!(lasts(&own), SPIN_US);
+        own.learn(us(40));
+        assert_eq!(lasts(&own), 80);
+        own.learn(us(LONGEST_SPIN_US));
+        assert_eq!(lasts(&own), LONGEST_SPIN_US);
+        own.learn(us(30));
+        assert!((150..LONGEST_SPIN_US).contains(&lasts(&own)));
+        (0..200).for_each(|_| own.learn(us(30)));
+        assert!((60..80).contains(&lasts(&own)), "{own:?}");
+        own.learn(us(LONGEST_SPIN_US + 1));
+        assert_eq!(lasts(&own), SPIN_US);
+        (0..200).for_each(|_| own.learn(us(1)));
+        assert_eq!(lasts(&own), SPIN_US);
+        // Where cores are shared, or it is set, nothing is learnt.
+        for spin in [
+            SpinPolicy::Auto.spin(3, 2),
+            SpinPolicy::Micros(0).spin(1, 2),
+            SpinPolicy::Micros(500).spin(1, 2),
+        ] {
+            let mut fixed = Patience::new(spin);
+            let before = lasts(&fixed);
+            for waited in [0, 10, 100, 199, 501, 5000] {
+                fixed.learn(us(waited));
+                assert_eq!(lasts(&fixed), before);
+            }
+        }
     }
 
     #[test]

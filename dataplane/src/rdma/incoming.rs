@@ -1,17 +1,30 @@
 //! What comes in: completions, and whose they are.
+//!
+//! - **K1** Every completion is taken once, in the order in which its device tells of it, whoever looked for it: a
+//!   look for one message ([`RdmaTransport::take_next`]) takes all else as a poll does, and what that came to is told by
+//!   the next poll.
+//! - **K2** Such a look ends where a poll has more to do than to take completions, or something to tell.
 #![forbid(unsafe_code)]
 
 use super::connection::Verdict;
 use super::handshake::Hello;
 use super::links::{Channel, Stage};
+use super::outgoing::Much;
 use super::request::{BATCH, Kind, WrId};
 use super::transport::RdmaTransport;
 use super::verbs::WorkCompletion;
+use crate::transport::matching::Parked;
+use crate::transport::{Found, Stamp};
 
 /// Batches of completions taken from a device before others get their turn.
 const ROUNDS: usize = 4;
 /// Looks at the devices in one poll while nothing comes: what lies around a look costs more than the look.
 pub(super) const LOOKS: u32 = 8;
+/// Looks of whoever wants one message that make one here: asking a device costs some times what a look into memory does.
+const LOOKS_IN_ONE: u32 = 4;
+
+/// A message that is looked for: its tag, stamp and length.
+pub(super) type Expected<'a> = (u64, &'a Stamp, usize);
 
 impl RdmaTransport {
     /// Takes completions; looks for them so many times at most. Returns whether there were any.
@@ -105,6 +118,117 @@ impl RdmaTransport {
             Verdict::On if heard => self.finish_meeting(id.link),
             Verdict::On if !matcher.has_output() && notes.is_empty() && !connection.has_output() => {}
             verdict => self.conclude(id.link, verdict),
+        }
+    }
+
+    /// Looks for the next message of a link on a tag, small and whole, whose receive is not posted, and gives its bytes to
+    /// `take`. Without looks, among those that have been taken from the devices already.
+    pub(super) fn take_next(
+        &mut self,
+        at: u32,
+        expected: Expected<'_>,
+        looks: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        // K2
+        if self.must_look || !self.done.is_empty() || expected.2 as u64 > self.config.eager_bytes.into() {
+            return Found::Other;
+        }
+        let Some(channel) = self.links[at as usize].channel.as_deref_mut() else { return Found::Other };
+        let Channel { matcher, stage: Stage::Up(_), .. } = channel else { return Found::Other };
+        match matcher.take_parked(expected, take) {
+            Parked::Nothing => {}
+            Parked::Taken => {
+                self.answer(at);
+                return Found::Message;
+            }
+            Parked::Other | Parked::Shown { .. } => return Found::Other,
+        }
+        let mut batch = std::mem::take(&mut self.batch);
+        let mut found = Found::Nothing;
+        for _ in 0..looks.div_ceil(LOOKS_IN_ONE) {
+            found = self.look_for(&mut batch, at, expected, take);
+            if found != Found::Nothing {
+                break;
+            }
+        }
+        self.batch = batch;
+        found
+    }
+
+    /// Takes one batch of completions of each device (K1).
+    fn look_for(
+        &mut self,
+        batch: &mut [WorkCompletion],
+        at: u32,
+        expected: Expected<'_>,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        let mut found = false;
+        for d in 0..self.devices.len() {
+            if self.devices[d].broken.is_some() {
+                continue;
+            }
+            let n = match self.devices[d].completions.poll(batch) {
+                Ok(n) => n,
+                Err(why) => {
+                    self.devices[d].broken.get_or_insert(why.to_string());
+                    self.must_look = true;
+                    0
+                }
+            };
+            for wc in &batch[..n] {
+                if !found && self.take_expected(d, wc, at, expected, take) {
+                    found = true;
+                } else if !self.take_small(d, wc) {
+                    self.take_completion(d, wc);
+                }
+            }
+        }
+        if found {
+            self.answer(at);
+            return Found::Message;
+        }
+        if self.must_look || !self.done.is_empty() { Found::Other } else { Found::Nothing }
+    }
+
+    /// Takes the message that is looked for, if that is what has come.
+    fn take_expected(
+        &mut self,
+        device: usize,
+        wc: &WorkCompletion,
+        at: u32,
+        expected: Expected<'_>,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> bool {
+        let ours = |id: &WrId| id.kind == Kind::Receive && id.link == at;
+        let Some(id) = WrId::unpack(wc.wr_id).filter(ours) else { return false };
+        if !wc.is_success() || wc.imm.is_some() {
+            return false;
+        }
+        let channel = self.links[at as usize].channel.as_deref_mut();
+        let Some(Channel { matcher, stage: Stage::Up(connection), sign_ms, .. }) = channel else {
+            return false;
+        };
+        if !connection.is_generation(id.generation)
+            || !connection.take_unposted(id.aux, (device, wc), expected, matcher, take)
+        {
+            return false;
+        }
+        *sign_ms = self.now_ms;
+        true
+    }
+
+    /// After a message was taken: receives are posted again, and credit is returned, without a poll, where much of it is due.
+    fn answer(&mut self, at: u32) {
+        let Some(Channel { matcher, stage: Stage::Up(connection), .. }) =
+            self.links[at as usize].channel.as_deref()
+        else {
+            return;
+        };
+        if matcher.has_small_output() || connection.has_output() {
+            self.fill_link(at, Much::Small);
+            self.soil(at);
         }
     }
 

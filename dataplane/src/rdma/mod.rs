@@ -4,7 +4,7 @@
 //!   sides agree on: pure. [`survey`]: what this host has, read from the kernel's files.
 //! - `device`: an open device, and the datagrams by which connections begin. [`handshake`]: what these say, and how they are
 //!   proven: pure.
-//! - `connection`: small messages of one peer. `writes`: its large ones. `rail`: one of its queue pairs. `ends`: when
+//! - `connection`: small messages of one peer. `writes`: its large ones. `arrivals`: what comes over it. `rail`: one of its queue pairs. `ends`: when
 //!   the end of a message that several carried may be believed, pure; `fences`: the same on queue pairs. `failover`:
 //!   going on without one. [`wire`]: encoding, pure.
 //! - `incoming`: what completions tell. `outgoing`: what is said at a post, and what at a poll. `resolver`: the way to a peer's port. `registration`: memory
@@ -14,6 +14,7 @@
 //!
 //! `unsafe` is in `verbs`, `registration`, `device`, `rail` and `connection` alone.
 
+mod arrivals;
 pub mod choice;
 mod connection;
 mod device;

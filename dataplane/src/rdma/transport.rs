@@ -17,8 +17,8 @@ use crate::memory::{Region, RegionId};
 use crate::transport::authentication::Proof;
 use crate::transport::matching::Retired;
 use crate::transport::{
-    Address, Caps, Cause, CauseKind, Complaints, Completion, ConnectError, Copies, Event, Note, Op, OpId,
-    Peer, PostError, RegionKey, RegisterError, Stamp, Tag, Transport, Waker,
+    Address, Caps, Cause, CauseKind, Complaints, Completion, ConnectError, Copies, Event, Found, Note, Op,
+    OpId, Peer, PostError, RegionKey, RegisterError, Stamp, Tag, Transport, Waker,
 };
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -441,6 +441,18 @@ impl Transport for RdmaTransport {
                 true
             }
         }
+    }
+
+    fn take_now(
+        &mut self,
+        from: Peer,
+        tag: Tag,
+        (stamp, length): (&Stamp, usize),
+        looks: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        let Some(at) = self.link_of(from.0) else { return Found::Other };
+        self.take_next(at, (tag.to_u64(), stamp, length), looks, take)
     }
 
     fn cancel(&mut self, id: OpId) {

@@ -65,7 +65,8 @@ pub(super) const ROWS: &[Setting] = &[
         Some("auto"),
         "us",
         "How long a waiting rank polls before it sleeps. auto polls a little, then gives way between polls to \
-         others that want its core: at once where the ranks of a host outnumber its cores.",
+         others that want its core, and sleeps after 20 us, or after up to 200 while its waits end within that. Where \
+         the ranks of a host outnumber its cores it gives way at once and sleeps after 25 us. A number is kept to.",
     ),
     row(
         "RINGWAY_PIN",

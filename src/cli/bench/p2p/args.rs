@@ -53,10 +53,14 @@ to the receiver's word that it has the last, over both directions with --bidirec
 64 MiB of messages, --window of them are under way at once, or as many as the transport
 takes. #wrong must be 0.
 
-Both ranks poll while they wait, as perftest does; with --events they sleep after a short
-while (RINGWAY_SPIN_US), as ranks do everywhere else. With --op tensor they always do, half
-of a round trip is half of the time from a question to its value, and a window of values is
-asked for at a time.
+Round trips of up to 4 KiB are made by blocking sends and receives, one after the other, as
+small questions and answers are; longer messages, and all with --op write, go into receives
+that are posted ahead.
+
+Both ranks poll while they wait, as perftest does; with --events they sleep after a while
+(RINGWAY_SPIN_US), as ranks do everywhere else. With --op tensor they always do, half of a
+round trip is half of the time from a question to its value, and a window of values is asked
+for at a time.
 
 Exit codes: 0; 1 when a call failed or a byte was wrong; 2 and 125 when the flags do not fit.")]
 pub(crate) struct P2pArgs {

@@ -82,7 +82,7 @@ fn sweep(comm: &Communicator, args: &P2pArgs) -> Result<u64, Failed> {
         }
         let mut pair: Box<dyn Exchange + '_> = match &tensors {
             Some(tensors) => Box::new(Keyed::new(comm, tensors, &mut step, bytes, args.window)?),
-            None => Box::new(Pair::new(comm, bytes, args.window)?),
+            None => Box::new(Pair::new(comm, args.op, bytes, args.window)?),
         };
         let row = one(comm, args, bytes, &mut *pair)?;
         wrong += row.wrong.unwrap_or(0);

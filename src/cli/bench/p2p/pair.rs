@@ -1,5 +1,6 @@
 //! One size between two ranks: buffers for a window of messages, and the messages over them.
 
+use super::args::Op;
 use crate::cli::bench::measure::BenchError;
 use crate::cli::bench::values;
 use ringway::{Buffer, Communicator, DType, Handle};
@@ -10,6 +11,9 @@ use std::time::{Duration, Instant};
 pub(super) const WINDOW_BYTES: u64 = 64 << 20;
 /// Receives that are posted ahead of the messages of round trips.
 const AHEAD: usize = 2;
+/// Round trips of messages of up to so many bytes are made by blocking calls, as small questions and answers are; longer
+/// messages go into receives that are posted ahead.
+const BLOCKING_BYTES: usize = 4 << 10;
 /// How far apart the patterns of one window's messages begin: no power of two.
 const PATTERN_STEP: u64 = 1009;
 
@@ -45,6 +49,8 @@ pub(super) struct Pair<'a> {
     comm: &'a Communicator,
     peer: u32,
     bytes: usize,
+    /// Whether receives are posted ahead of round trips.
+    ahead: bool,
     /// What is sent from and received into: a window of each, in the order of use.
     from: VecDeque<Buffer<u8>>,
     into: VecDeque<Buffer<u8>>,
@@ -52,11 +58,14 @@ pub(super) struct Pair<'a> {
 
 impl<'a> Pair<'a> {
     /// Memory for `window` messages of `bytes` in each direction, or fewer if they are long.
-    pub(super) fn new(comm: &'a Communicator, bytes: u64, window: u64) -> Result<Self> {
+    ///
+    /// `op` says how messages travel.
+    pub(super) fn new(comm: &'a Communicator, op: Op, bytes: u64, window: u64) -> Result<Self> {
         let window = window.min((WINDOW_BYTES / bytes.max(1)).max(AHEAD as u64));
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let buffers = || (0..window).map(|_| Ok(comm.alloc(bytes)?)).collect::<Result<_>>();
-        Ok(Pair { comm, peer: 1 - comm.rank(), bytes, from: buffers()?, into: buffers()? })
+        let ahead = op == Op::Write || bytes > BLOCKING_BYTES;
+        Ok(Pair { comm, peer: 1 - comm.rank(), bytes, ahead, from: buffers()?, into: buffers()? })
     }
 
     fn send(&mut self, tag: u32) -> Result<Handle<u8>> {
@@ -75,6 +84,26 @@ impl<'a> Pair<'a> {
             *left -= 1;
         }
         Ok(())
+    }
+
+    /// Round trips by blocking calls.
+    fn ask_and_answer(&mut self, count: u64) -> Result<Vec<Duration>> {
+        let mut times = Vec::with_capacity(count as usize);
+        let (leads, peer) = (self.comm.rank() == 0, self.peer);
+        let (Some(from), Some(into)) = (self.from.front(), self.into.front_mut()) else { return Ok(times) };
+        self.comm.barrier()?;
+        for _ in 0..count {
+            let begun = Instant::now();
+            if leads {
+                self.comm.send(from, peer, ROUND_TRIP)?;
+            }
+            self.comm.recv(into, peer, ROUND_TRIP)?;
+            times.push(begun.elapsed());
+            if !leads {
+                self.comm.send(from, peer, ROUND_TRIP)?;
+            }
+        }
+        Ok(times)
     }
 
     /// Whoever has received a stream says so to the other.
@@ -98,6 +127,9 @@ impl Exchange for Pair<'_> {
     }
 
     fn round_trips(&mut self, count: u64) -> Result<Vec<Duration>> {
+        if !self.ahead {
+            return self.ask_and_answer(count);
+        }
         let leads = self.comm.rank() == 0;
         let mut times = Vec::with_capacity(count as usize);
         let mut posted = VecDeque::with_capacity(AHEAD);
