@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use ringway_control::launch::cluster::Cluster;
@@ -19,6 +19,9 @@ use ringway_proto::tensorflow::{AttrValue, DataType, NodeDef};
 use tonic::Code;
 use tonic::transport::Channel;
 
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
+
 const FAR: Duration = Duration::from_secs(20);
 const ID: u64 = 7;
 
@@ -33,9 +36,7 @@ struct Rig {
 impl Rig {
     /// Two tasks of one cluster.
     fn new() -> Rig {
-        let ports: Vec<TcpListener> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let at: Vec<_> = ports.iter().map(|port| port.local_addr().unwrap()).collect();
-        drop(ports);
+        let at = Vec::from([0; 2].map(|_| SocketAddr::from(([127, 0, 0, 1], ports::free_ports(1)))));
         let cluster = Cluster::parse(&format!(r#"{{"worker": ["{}", "{}"]}}"#, at[0], at[1])).unwrap();
         let settings = Settings::from_pairs([("RINGWAY_INTER_OP_THREADS", "2")]).unwrap();
         let serve =

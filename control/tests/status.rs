@@ -25,6 +25,9 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
+
 /// Far longer than anything here takes: a test that reaches it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -114,9 +117,7 @@ fn a_barrier_names_who_is_late() {
 
 #[test]
 fn who_is_no_coordination_service_is_said() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let address = format!("127.0.0.1:{}", ports::free_ports(1));
     let question = Question { ranks: false, flight: false, patience: Duration::from_millis(100) };
     let error = look(&Place::Address(address), question, &Credentials::default()).unwrap_err();
     assert!(matches!(error, LookError::Unreachable { .. }), "{error}");

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use ringway::session::{GraphBuilder, Options, Session};
+
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
+
+use ports::free_ports;
 
 /// How long a task may take to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -31,16 +35,10 @@ impl Cluster {
     pub(crate) fn start(jobs: &[(&str, usize)]) -> Result<Cluster, Box<dyn Error>> {
         let program = program()?;
         let mut addresses = BTreeMap::new();
-        // All are held until all are known, so that no port is given twice.
-        let mut held = Vec::new();
         for (job, count) in jobs {
-            let listeners: Vec<_> =
-                (0..*count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-            let here = listeners.iter().map(|l| l.local_addr().map(|a| a.to_string()));
-            addresses.insert((*job).to_owned(), here.collect::<Result<Vec<_>, _>>()?);
-            held.extend(listeners);
+            let here = (0..*count).map(|_| format!("127.0.0.1:{}", free_ports(1)));
+            addresses.insert((*job).to_owned(), here.collect());
         }
-        drop(held);
         let mut cluster = Cluster { addresses, program, children: BTreeMap::new() };
         for (job, count) in jobs {
             (0..*count).try_for_each(|task| cluster.start_task(job, task))?;

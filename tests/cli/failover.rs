@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::ports::free_ports;
 use crate::process::{Folder, command, example, lines, ringway};
 
 const RANKS: u32 = 4;
@@ -19,11 +20,6 @@ const RANKS: u32 = 4;
 const LIMIT: Duration = Duration::from_secs(60);
 /// A new leader is to be there within this time; checked in the long form, where nothing else is under test.
 const TAKEOVER: Duration = Duration::from_secs(5);
-
-/// A port that was free just now.
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// A process that ends with the test, whose lines go to a channel with its name.
 struct Running {
@@ -118,7 +114,7 @@ impl Ranks {
 fn a_service_that_is_killed_and_started_again_goes_on_from_its_state_file() {
     let folder = Folder::new("state");
     let (state, stop) = (folder.path_of("job.state"), folder.path_of("stop"));
-    let address = format!("127.0.0.1:{}", free_port());
+    let address = format!("127.0.0.1:{}", free_ports(1));
     let (to, said) = channel();
     let serve = || {
         let mut command = ringway(&["serve", "--ranks", "4", "--bind", &address, "--state", &state]);
@@ -129,7 +125,7 @@ fn a_service_that_is_killed_and_started_again_goes_on_from_its_state_file() {
         served
     };
     let mut service = serve();
-    let elsewhere = format!("127.0.0.1:{}", free_port());
+    let elsewhere = format!("127.0.0.1:{}", free_ports(1));
     let second =
         ringway(&["serve", "--ranks", "4", "--bind", &elsewhere, "--state", &state]).output().unwrap();
     let words = String::from_utf8_lossy(&second.stderr).into_owned();
@@ -176,7 +172,7 @@ fn members(etcd: &Path, folder: &Folder) -> Vec<Member> {
     let (to, said) = channel();
     // What it says is of no use here, and must be read.
     std::thread::spawn(move || said.iter().for_each(drop));
-    let ports: Vec<(u16, u16)> = (0..3).map(|_| (free_port(), free_port())).collect();
+    let ports: Vec<(u16, u16)> = (0..3).map(|_| (free_ports(1), free_ports(1))).collect();
     let peer = |at: usize| format!("http://127.0.0.1:{}", ports[at].1);
     let all = (0..3).map(|at| format!("m{at}={}", peer(at))).collect::<Vec<_>>().join(",");
     let start = |at: usize| {
@@ -256,7 +252,7 @@ impl Candidates {
     fn start(stores: &[String]) -> Candidates {
         let (to, said) = channel();
         let start = |(at, store): (usize, &String)| {
-            let address = format!("127.0.0.1:{}", free_port());
+            let address = format!("127.0.0.1:{}", free_ports(1));
             let running = Running::start(candidate(&address, store), at, &to);
             (address, store.clone(), running)
         };

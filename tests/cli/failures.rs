@@ -1,5 +1,6 @@
 //! What all ranks are told when one dies, stops or errs: the failure contract, on processes.
 
+use crate::ports::free_ports;
 use crate::process::{End, Run, command, example, ringway};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -193,9 +194,7 @@ fn an_unreachable_coordinator_is_named_with_what_to_do() {
 
 #[test]
 fn a_rank_that_never_comes_is_named_by_those_that_wait() {
-    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let at = server.local_addr().unwrap().to_string();
-    drop(server);
+    let at = format!("127.0.0.1:{}", free_ports(1));
     let mut rank = command(failures());
     rank.arg("count").env("RINGWAY_RANK", "0").env("RINGWAY_WORLD_SIZE", "3");
     rank.env("RINGWAY_COORDINATOR", at).env("RINGWAY_JOIN_TIMEOUT_MS", "1000");

@@ -13,6 +13,8 @@ mod failures;
 mod forbidden;
 mod gpu;
 mod partition;
+#[path = "../ports/mod.rs"]
+mod ports;
 mod process;
 mod rdma;
 mod run;

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustix::process::Signal;
 
-use crate::failover::{etcd, free_port};
+use crate::failover::etcd;
+use crate::ports::free_ports;
 use crate::process::{Folder, Run, example, ringway};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
@@ -58,7 +59,7 @@ fn token() -> (&'static str, String) {
 fn a_secured_service_has_its_ranks_and_onlookers_and_nobody_else() {
     let folder = Folder::new("secured");
     let (ours, others) = (Authority::new(&folder, "ours"), Authority::new(&folder, "others"));
-    let (at, stop) = (format!("127.0.0.1:{}", free_port()), folder.path_of("stop"));
+    let (at, stop) = (format!("127.0.0.1:{}", free_ports(1)), folder.path_of("stop"));
     let of_server = ours.settings(&folder, "server");
     let mut command = ringway(&["serve", "--ranks", "2", "--bind", &at]);
     command.envs(of_server.iter().cloned()).envs([token()]);
@@ -124,7 +125,7 @@ fn a_secured_service_has_its_ranks_and_onlookers_and_nobody_else() {
 
 /// One member of etcd, in TLS, that wants certificates of `authority`.
 fn etcd_in_tls(folder: &Folder, authority: &Authority) -> Option<(Run, u16)> {
-    let (client, peer) = (free_port(), free_port());
+    let (client, peer) = (free_ports(1), free_ports(1));
     let (certificate, key) = authority.certify(folder, "etcd");
     let (at, peer) = (format!("https://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
     let mut command = Command::new(etcd()?);
@@ -148,7 +149,7 @@ fn a_candidate_shows_etcd_its_certificate() {
     let Some((_etcd, port)) = etcd_in_tls(&folder, &ours) else { return };
     let store = format!("etcds://127.0.0.1:{port}");
     let candidate = |store: &str, name: &str, shown: Option<&Authority>| {
-        let bind = format!("127.0.0.1:{}", free_port());
+        let bind = format!("127.0.0.1:{}", free_ports(1));
         let mut command = ringway(&["serve", "--ranks", "1", "--bind", &bind, "--store", store]);
         if let Some(authority) = shown {
             let (certificate, key) = authority.certify(&folder, name);

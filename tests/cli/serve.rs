@@ -11,12 +11,8 @@ use ringway_control::rpc::client::{Agent, AgentConfig};
 use ringway_topology::{HostId, Incarnation, TaskId};
 use rustix::process::Signal;
 
+use crate::ports::free_ports;
 use crate::process::{Folder, Run, ringway};
-
-/// A port that was free just now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// Starts a service and waits until it says where it is.
 fn served(arguments: &[&str]) -> (Run, String) {
@@ -29,7 +25,7 @@ fn served(arguments: &[&str]) -> (Run, String) {
 
 #[test]
 fn serves_until_sigterm() {
-    let port = free_port();
+    let port = free_ports(1);
     let folder = Folder::new("serve");
     let cluster =
         format!(r#"{{"worker": ["127.0.0.1:{port}", "127.0.0.1:1"], "ps": {{"0": "127.0.0.1:2"}}}}"#);
@@ -51,7 +47,7 @@ fn serves_until_sigterm() {
 #[test]
 fn bind_goes_before_the_tasks_own_address() {
     let cluster = r#"{"worker": ["203.0.113.7:29400"]}"#;
-    let bind = format!("127.0.0.1:{}", free_port());
+    let bind = format!("127.0.0.1:{}", free_ports(1));
     let (run, address) = served(&["--cluster", cluster, "--job", "worker", "--task", "0", "--bind", &bind]);
     assert_eq!(address, bind);
     run.signal(Signal::INT);
@@ -99,7 +95,7 @@ fn what_cannot_be_served_is_explained() {
 #[test]
 fn beyond_this_host_it_listens_for_those_who_have_the_token() {
     let folder = Folder::new("token");
-    let cluster = format!(r#"{{"worker": ["0.0.0.0:{}"]}}"#, free_port());
+    let cluster = format!(r#"{{"worker": ["0.0.0.0:{}"]}}"#, free_ports(1));
     let arguments = ["--cluster", cluster.as_str(), "--job", "worker", "--task", "0"];
     let end = Run::start(ringway(&[&["serve"], &arguments[..]].concat())).end();
     assert_eq!(end.code(), 125);
@@ -132,7 +128,7 @@ fn rank(address: &str, rank: u32) -> Agent {
 
 #[test]
 fn a_coordinator_that_is_to_end_tells_its_ranks_and_waits_for_them() {
-    let bind = format!("127.0.0.1:{}", free_port());
+    let bind = format!("127.0.0.1:{}", free_ports(1));
     let (run, address) = served(&["--ranks", "1", "--bind", &bind]);
     let agent = rank(&address, 0);
     let (told, hears) = mpsc::channel();
@@ -148,7 +144,7 @@ fn a_coordinator_that_is_to_end_tells_its_ranks_and_waits_for_them() {
 #[test]
 fn a_coordinator_whose_state_is_kept_ends_at_once() {
     let folder = Folder::new("kept");
-    let bind = format!("127.0.0.1:{}", free_port());
+    let bind = format!("127.0.0.1:{}", free_ports(1));
     let file = folder.path_of("job.state");
     let (run, address) = served(&["--ranks", "1", "--bind", &bind, "--state", &file]);
     let agent = rank(&address, 0);

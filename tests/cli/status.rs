@@ -1,7 +1,7 @@
 //! `ringway status` on jobs that run: who waits for whom, flight records, sockets and metrics.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::failures::signal;
+use crate::ports::free_ports;
 use crate::process::{Folder, Run, ringway};
 
 /// Asks again, at most; each time takes as long as the ranks are given.
@@ -210,17 +211,6 @@ fn a_switched_off_socket_is_not_there() {
     let end = Run::start(command).end();
     assert_eq!(end.code(), 125, "{end:?}");
     assert!(end.stderr.contains("no job of this user runs here"), "{end:?}");
-}
-
-/// The first of so many ports in a row that nobody has.
-fn free_ports(count: u16) -> u16 {
-    (0..1000)
-        .find_map(|_| {
-            let first = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let all = (0..count).map(|i| TcpListener::bind(("127.0.0.1", first.checked_add(i)?)).ok());
-            all.collect::<Option<Vec<_>>>().map(|_| first)
-        })
-        .expect("some ports in a row are free")
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! Sessions from Rust, and the examples that train by them.
 
-use std::net::TcpListener;
-
 use ringway::session::{Code, GraphBuilder, Options, Session, SessionError};
 use ringway::tensor::Tensor;
 use rustix::process::Signal;
 
+use crate::ports::free_ports;
 use crate::process::{End, Run, command, example, ringway};
 
 /// What a model trained by an example must reach on the digits that it was not trained with, in percent.
@@ -36,7 +35,7 @@ fn training_by_parameter_servers_outlives_a_worker() {
 
 #[test]
 fn a_session_whose_master_died_says_so_and_what_to_do() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_ports(1);
     let cluster = format!(r#"{{"worker": ["127.0.0.1:{port}"]}}"#);
     let master = Run::start(ringway(&["serve", "--cluster", &cluster, "--job", "worker", "--task", "0"]));
     assert!(master.error_line().contains("SIGTERM ends it"));
