@@ -90,8 +90,8 @@ fn json(path: &Path) -> Value {
 #[test]
 fn a_stopped_rank_is_named_with_those_who_wait_for_it() {
     let job = Job::start("stopped", &[]);
-    let calm = job.status(&[]);
-    assert!(calm.contains("4 of 4 tasks connected") && !calm.contains("does not answer"), "{calm}");
+    let calm = |text: &str| text.contains("4 of 4 tasks connected") && !text.contains("does not answer");
+    job.status_when(&[], calm);
     signal(job.pids[2], Signal::STOP);
     let waits =
         |text: &str| text.contains("\nstragglers\n") && text.contains("ranks 0, 1 and 3 wait for it since");
