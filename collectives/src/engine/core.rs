@@ -12,13 +12,14 @@
 #![forbid(unsafe_code)]
 
 use super::error::CollectiveError;
+use super::failure::Closed;
 use super::fingerprint::{Call, cutting};
 use super::group::Group;
 use super::layout::{INPUT, OUTPUT, WORK};
 use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::plan::{KINDS, Kind, Plan, Request, What};
 use super::recorder::{Befell, Ending, Recorder};
-use super::run::{Fault, Io, OpName, Phase, Run, Width};
+use super::run::{Fault, Io, OpName, Phase, Run};
 use super::straight::Begun;
 use super::traffic::Traffic;
 use crate::reduce::Kernels;
@@ -73,9 +74,9 @@ pub(super) struct Core {
     pub(super) runs: Vec<Run>,
     pub(super) free: Vec<u16>,
     pub(super) active: Vec<u16>,
-    queued: VecDeque<u16>,
+    pub(super) queued: VecDeque<u16>,
     /// Depth that active runs take, by [`Kind`].
-    depth_used: [u32; KINDS],
+    pub(super) depth_used: [u32; KINDS],
     events: Vec<Event>,
     pub(super) kernels: Kernels,
     pub(super) recorder: Recorder,
@@ -86,8 +87,8 @@ pub(super) struct Core {
     pub(super) work: Vec<u8>,
     /// Whether a communicator has died since the record was last written down.
     pub(super) fallen: bool,
-    /// Closed communicators and this process's rank in them, so that late inquiries are answered.
-    pub(super) retired: VecDeque<(u32, u32)>,
+    /// Closed communicators, so that late inquiries are answered.
+    pub(super) retired: VecDeque<Closed>,
     /// Ids that a split under way may give to its groups.
     pub(super) reserved: Vec<u32>,
     /// Ledgers of borrowed memory, kept so that lending allocates nothing.
@@ -203,16 +204,6 @@ impl Core {
         })
     }
 
-    /// Whether calls wait for the transport's depth (C2).
-    pub(super) fn is_queueing(&self) -> bool {
-        !self.queued.is_empty()
-    }
-
-    /// Depth that the active runs of a kind have taken (C2).
-    pub(super) fn depth_used(&self, kind: Kind) -> u32 {
-        self.depth_used[kind as usize]
-    }
-
     /// Whether that many calls can begin.
     pub(super) fn has_room(&self, calls: usize) -> bool {
         self.free.len() + MAX_CALLS - self.runs.len() >= calls
@@ -296,67 +287,8 @@ impl Core {
         }
     }
 
-    /// C2, C3: how a run may become active now, if it may.
-    fn width(&self, slot: u16) -> Option<Width> {
-        let run = &self.runs[usize::from(slot)];
-        let used = self.depth_used[run.request.kind() as usize];
-        if !run.request.is_collective() {
-            return (used < (self.caps.depth / 4).max(1)).then_some(Width::Full);
-        }
-        let in_group = |other: &&u16| {
-            let other = &self.runs[usize::from(**other)];
-            other.request.is_collective() && other.group == run.group
-        };
-        let far =
-            |other: &u16| run.call.seq.wrapping_sub(self.runs[usize::from(*other)].call.seq) >= SEQ_WINDOW;
-        if self.active.iter().filter(in_group).any(far) {
-            return None;
-        }
-        if run.plan.depth > 0 && used + run.plan.depth <= self.caps.depth / 2 {
-            return Some(Width::Full);
-        }
-        (!self.active.iter().any(|other| in_group(&other))).then_some(Width::Narrow)
-    }
-
-    /// Activates what may be, in the order of calls on each communicator.
-    fn activate_queued(&mut self) {
-        let mut at = 0;
-        while let Some(&slot) = self.queued.get(at) {
-            let run = &self.runs[usize::from(slot)];
-            let (group, kind) = (run.group, run.request.kind());
-            let overtakes = self.queued.iter().take(at).any(|earlier| {
-                let earlier = &self.runs[usize::from(*earlier)];
-                kind == earlier.request.kind() && (kind != Kind::Collective || earlier.group == group)
-            });
-            match self.width(slot).filter(|_| !overtakes) {
-                Some(width) => {
-                    self.queued.remove(at);
-                    self.activate(slot, width);
-                    // It may be over already, and others with it.
-                    at = 0;
-                }
-                None => at += 1,
-            }
-        }
-    }
-
-    fn activate(&mut self, slot: u16, width: Width) {
-        self.active.push(slot);
-        let run = &mut self.runs[usize::from(slot)];
-        run.depth_taken = match (run.request.is_collective(), width) {
-            (true, Width::Full) => run.plan.depth,
-            (true, Width::Narrow) => 0,
-            (false, _) => 1,
-        };
-        self.depth_used[run.request.kind() as usize] += run.depth_taken;
-        match run.activate(self.options.check, width) {
-            Ok(()) => self.advance(slot),
-            Err(fault) => self.fault(slot, fault),
-        }
-    }
-
     /// Lets a run go as far as it can.
-    fn advance(&mut self, slot: u16) {
+    pub(super) fn advance(&mut self, slot: u16) {
         let run = &mut self.runs[usize::from(slot)];
         if run.phase != Phase::Active {
             return;
@@ -551,7 +483,7 @@ impl Core {
         group.numerics = self.options.numerics;
         group.costs = group.costs_over(&*self.transport, &self.options);
         group.numbers.history = cutting(&self.options, &group.costs, self.caps.depth);
-        self.retired.retain(|(id, _)| *id != group.info.id);
+        self.retired.retain(|closed| closed.id != group.info.id);
         self.recorder.happens(Befell::Made, Some(group.info.id), None, "");
         match self.groups.iter().position(Option::is_none) {
             Some(index) => {
@@ -580,7 +512,7 @@ impl Core {
         if self.retired.len() == super::MAX_RETIRED {
             self.retired.pop_front();
         }
-        self.retired.push_back((g.info.id, g.info.my_rank));
+        self.retired.push_back(Closed::new(&g));
     }
 
     /// Remembers a call that was refused for its arguments, and tells the other ranks, which may have made it.
@@ -616,7 +548,7 @@ impl Request {
         self.kind() == Kind::Collective
     }
 
-    fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> Kind {
         match self.what {
             What::Collective(_) => Kind::Collective,
             What::Send { .. } => Kind::Send,

@@ -35,6 +35,48 @@ fn lost(group: &Group, rank: u32, during: During, cause: &Cause) -> CollectiveEr
     CollectiveError::Lost { who, during, kind: cause.kind, evidence: cause.evidence.clone() }
 }
 
+/// A communicator that was closed here, as far as others may still ask about it.
+#[derive(Debug)]
+pub(super) struct Closed {
+    pub(super) id: u32,
+    rank: u32,
+    /// Number of the first call that was not made.
+    calls: u32,
+    /// Calls that were refused, of those remembered.
+    refused: Vec<u32>,
+    /// What it had died of.
+    dead: Option<Death>,
+}
+
+impl Closed {
+    pub(super) fn new(group: &Group) -> Closed {
+        let (id, rank) = (group.info.id, group.info.my_rank);
+        let dead = group.dead.as_ref().and_then(|error| Death::of(error, rank));
+        Closed { id, rank, calls: group.numbers.seq, refused: group.numbers.refused().collect(), dead }
+    }
+
+    /// Whether a call was made here: whoever waits in it has all from this rank that it needs, or will have.
+    fn has_made(&self, call: &Call) -> bool {
+        let behind = self.calls.wrapping_sub(call.seq).wrapping_sub(1) < u32::MAX / 2;
+        call.collective.is_some() && behind && !self.refused.contains(&call.seq)
+    }
+
+    /// What to tell a rank that waits for this one in the call with this stamp. `None`: nothing.
+    fn answer(&self, stamp: &Stamp) -> Option<Death> {
+        if self.dead.is_some() {
+            return self.dead.clone();
+        }
+        let made = Call::from_stamp(stamp).is_some_and(|call| self.has_made(&call));
+        (!made).then(|| Death::Lost {
+            rank: self.rank,
+            seen_by: self.rank,
+            during: *stamp,
+            kind: CauseKind::Left,
+            evidence: "it has closed this communicator".into(),
+        })
+    }
+}
+
 impl Core {
     /// A run found that it cannot go on: its communicator is dead.
     pub(super) fn fault(&mut self, slot: u16, fault: Fault) {
@@ -208,15 +250,10 @@ impl Core {
     /// Somebody waits for this rank on a communicator that was closed here.
     fn answer_for_retired(&mut self, from: Peer, word: &Word) {
         let (id, Word::Asks { stamp, .. }) = (word.group(), word) else { return };
-        let Some((_, rank)) = self.retired.iter().find(|(retired, _)| *retired == id) else { return };
-        let death = Death::Lost {
-            rank: *rank,
-            seen_by: *rank,
-            during: *stamp,
-            kind: CauseKind::Left,
-            evidence: "it has closed this communicator".into(),
-        };
-        let _ = self.transport.note(from, &Word::Dead { group: id, death }.note());
+        let closed = self.retired.iter().find(|closed| closed.id == id);
+        if let Some(death) = closed.and_then(|closed| closed.answer(stamp)) {
+            let _ = self.transport.note(from, &Word::Dead { group: id, death }.note());
+        }
     }
 
     /// Another rank waits for this one in a call.

@@ -121,6 +121,14 @@ impl Numbers {
         self.calls[call.seq as usize % REMEMBERED_CALLS] = Some(remembered);
         call
     }
+
+    /// The numbers of remembered calls that were refused.
+    pub(super) fn refused(&self) -> impl Iterator<Item = u32> + '_ {
+        self.calls.iter().flatten().filter_map(|kept| match kept {
+            Remembered::Refused(call, _) => Some(call.seq),
+            Remembered::Made(_) => None,
+        })
+    }
 }
 
 /// One communicator's state in the engine.

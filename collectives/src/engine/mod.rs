@@ -6,6 +6,7 @@
 //!   attend                                        what goes on beside, on GPUs
 //!   shared                                        the lock, and which thread drives
 //!     core                                        calls under way on one endpoint, events
+//!       queue                                     which of them are active, and whose turn is next
 //!       failure, inquiry, history, word           how a communicator dies, and how everybody learns of it
 //!       group, fingerprint                        members, numbered calls, stamps
 //!       recorder, traffic, flight                  what is remembered, and how others look at it
@@ -47,6 +48,7 @@ mod options;
 mod own;
 mod p2p;
 mod plan;
+mod queue;
 mod ragged;
 mod recorder;
 mod reduction;

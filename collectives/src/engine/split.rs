@@ -74,7 +74,7 @@ impl Communicator {
                 let ids = base..base + count;
                 let near = |id: &u32| id.abs_diff(base) < crate::schedule::MAX_RANKS;
                 let used = core.groups.iter().flatten().any(|g| ids.contains(&g.info.id))
-                    || core.retired.iter().any(|(id, _)| ids.contains(id))
+                    || core.retired.iter().any(|closed| ids.contains(&closed.id))
                     || core.reserved.iter().any(near);
                 taken[0] = u8::from(used);
                 if !used {

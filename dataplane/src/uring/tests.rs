@@ -1,7 +1,9 @@
 //! Two transports in one process, over real sockets.
 #![forbid(unsafe_code)]
 
+mod goodbye;
 mod hostile;
+mod puppet;
 mod registering;
 
 use super::driver::probe_uring;

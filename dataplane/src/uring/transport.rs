@@ -319,13 +319,15 @@ impl TcpTransport {
             other => (Verdict::On(false), other),
         };
         let Verdict::On(went) = went else { return went };
-        // But an error is looked at last: a peer that says goodbye and closes also breaks what we send.
+        // But an error is looked at last: a peer that says goodbye and closes also breaks what we send. What it had sent is
+        // there all the same, and is read until its end, now or when epoll says that the connection is broken.
+        let unread = received.is_none();
         let heard = received.map_or(Verdict::On(false), |outcome| {
             connection.after_recv(outcome, link.peer, matcher, &self.retired, &mut self.done)
         });
         let Verdict::On(heard) = heard else { return heard };
         let told = match sent {
-            Some(Err(Errno::PIPE | Errno::CONNRESET)) if heard => Verdict::On(true),
+            Some(Err(Errno::PIPE | Errno::CONNRESET)) if heard || unread => Verdict::On(heard),
             Some(outcome) => connection.after_send(outcome, matcher, &mut self.done),
             None => Verdict::On(false),
         };

@@ -414,6 +414,47 @@ fn a_communicator_closed_elsewhere_is_no_hang() {
 }
 
 #[test]
+fn a_rank_that_closes_after_a_call_costs_nobody_that_call() {
+    // The inquiry of a rank that has not looked yet comes when the other has made its part, and has closed.
+    for seed in 0..6 {
+        let mut w = world(2, seed, 1 << 16);
+        let r = request(Collective::AllReduce, 10);
+        let waits = w.begin(0, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
+        w.cores[0].turn();
+        let ends = w.begin(1, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
+        w.settle_alone(1, ends);
+        assert_eq!(w.take(1, ends).0, Ok(()), "seed {seed}");
+        // It asks before it looks again.
+        w.cores[0].ask(waits, 1);
+        w.cores[1].close(0);
+        for _ in 0..10 {
+            w.cores[1].turn();
+        }
+        w.settle(&[(0, waits)]);
+        assert_eq!(w.take(0, waits).0, Ok(()), "seed {seed}");
+        // The next call needs it.
+        let next = w.begin(0, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
+        w.settle(&[(0, next)]);
+        let end = w.take(0, next).0;
+        let Err(CollectiveError::Lost { who, kind, .. }) = end else { panic!("seed {seed}: {end:?}") };
+        assert_eq!((who.rank, kind), (1, CauseKind::Left));
+    }
+}
+
+#[test]
+fn a_communicator_closed_after_its_death_says_what_it_died_of() {
+    let mut w = world(2, 0, 0);
+    let r = request(Collective::AllReduce, 10);
+    w.cores[1].abort(0, "no data".to_owned());
+    w.cores[1].close(0);
+    let slot = w.begin(0, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
+    w.settle(&[(0, slot)]);
+    let end = w.take(0, slot).0;
+    let Err(CollectiveError::Aborted { who, message, .. }) = end else { panic!("{end:?}") };
+    assert_eq!((who.rank, &*message), (1, "no data"));
+}
+
+#[test]
 fn a_slow_rank_is_no_failure() {
     let mut w = world(3, 5, 0);
     let r = request(Collective::AllReduce, 500);

@@ -1,6 +1,7 @@
 //! Strangers, peers that break the protocol, and peers that end at every stage.
 
-use super::{DEADLINE, completion, config, filled, pair, tag, until};
+use super::puppet::{alone, at, challenge, hello, key, poll_until, proven, with_puppet};
+use super::{completion, config, filled, pair, tag, until};
 use crate::memory::Pool;
 use crate::transport::authentication::{Key, Keyring, NONCE_BYTES, Nonce, Proof};
 use crate::transport::matching::{Frame, Kind};
@@ -9,28 +10,7 @@ use crate::uring::device::Published;
 use crate::uring::wire::{self, GREETING_BYTES, Greeting, Identity, Refusal};
 use crate::uring::{Config, DriverChoice, TcpTransport};
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::time::Instant;
-
-/// The driver does not matter here; the lesser one is everywhere.
-fn alone() -> TcpTransport {
-    TcpTransport::new(config(0, "127.0.0.1", DriverChoice::Epoll)).unwrap()
-}
-
-fn at(t: &TcpTransport) -> SocketAddr {
-    Published::decode(&t.address()).unwrap().at[0]
-}
-
-fn poll_until(t: &mut TcpTransport, mut is: impl FnMut(&mut TcpTransport, &mut Vec<Event>) -> bool) {
-    let (began, mut events) = (Instant::now(), Vec::new());
-    loop {
-        t.poll(&mut events);
-        if is(t, &mut events) {
-            return;
-        }
-        assert!(began.elapsed() < DEADLINE, "nothing more happens; events: {events:?}");
-    }
-}
+use std::net::{Shutdown, TcpListener, TcpStream};
 
 /// Everything that the other side sends until it closes, while `t` is polled.
 fn read_to_end(t: &mut TcpTransport, stream: &mut TcpStream) -> Vec<u8> {
@@ -49,70 +29,6 @@ fn read_to_end(t: &mut TcpTransport, stream: &mut TcpStream) -> Vec<u8> {
         }
     });
     all
-}
-
-fn hello(t: &Config) -> Identity {
-    Identity {
-        from: 1,
-        to: t.me,
-        from_incarnation: 101,
-        to_incarnation: t.incarnation,
-        host: t.host,
-        nonce: [5; NONCE_BYTES],
-        channel: 0,
-        eager_bytes: 64 << 10,
-        window_units: 1000,
-    }
-}
-
-/// A transport that knows peer 1, which is a bare socket that has been welcomed.
-fn with_puppet() -> (TcpTransport, TcpStream) {
-    let mut t = alone();
-    let puppet = TcpListener::bind("127.0.0.1:0").unwrap();
-    let published = Published {
-        number: 1,
-        incarnation: 101,
-        host: t.config.host,
-        at: vec![puppet.local_addr().unwrap()],
-    };
-    t.connect(Peer(1), &published.encode()).unwrap();
-    let mut stream = TcpStream::connect(at(&t)).unwrap();
-    let nonce = challenge(&mut t, &mut stream);
-    let (right, proof) = proven(hello(&t.config), &nonce);
-    stream.write_all(&Greeting::Hello(right, proof).encode()).unwrap();
-    match greeting(&mut t, &mut stream) {
-        Greeting::Welcome(id, theirs) => {
-            assert_eq!((id.from, id.to), (0, 1));
-            assert!(id.is_listener(&key(), &proof, &theirs));
-        }
-        other => panic!("{other:?}"),
-    }
-    (t, stream)
-}
-
-/// That of all here.
-fn key() -> Key {
-    Key::new([9; 32])
-}
-
-fn proven(id: Identity, challenge: &Nonce) -> (Identity, Proof) {
-    (id, id.prove_dialler(&key(), challenge))
-}
-
-/// The next greeting that `t` says.
-fn greeting(t: &mut TcpTransport, stream: &mut TcpStream) -> Greeting {
-    stream.set_nonblocking(true).unwrap();
-    let mut bytes = [0; GREETING_BYTES];
-    poll_until(t, |_, _| stream.read(&mut bytes).is_ok_and(|n| n == GREETING_BYTES));
-    stream.set_nonblocking(false).unwrap();
-    Greeting::decode(&bytes).unwrap()
-}
-
-fn challenge(t: &mut TcpTransport, stream: &mut TcpStream) -> Nonce {
-    match greeting(t, stream) {
-        Greeting::Challenge(nonce) => nonce,
-        other => panic!("{other:?}"),
-    }
 }
 
 /// What `t` answers to a hello, after which it closes.
