@@ -14,6 +14,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ringway::parts::dataplane::transport::seed::Seeded;
+
 /// How long it goes on, without `HOSTILE_SECONDS`.
 const SECONDS: u64 = 3;
 /// Connections that each attacker holds open.
@@ -23,25 +25,8 @@ const LIMIT_KIB: u64 = 512 << 10;
 /// Attackers at work.
 const ATTACKERS: u64 = 3;
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    fn bytes(&mut self, n: usize) -> Vec<u8> {
-        (0..n).map(|_| self.next() as u8).collect()
-    }
+fn noise(random: &mut Seeded, n: usize) -> Vec<u8> {
+    (0..n).map(|_| random.next_u64() as u8).collect()
 }
 
 /// What is under attack: the job's processes, and the ports that they listen on.
@@ -116,7 +101,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A call of `path` whose message is said to have 1 GiB, of which some bytes come.
-fn giant_call(random: &mut Random, path: &str) -> Vec<u8> {
+fn giant_call(random: &mut Seeded, path: &str) -> Vec<u8> {
     let mut headers = vec![0x83, 0x86];
     for (name, value) in
         [(":path", path), (":authority", "x"), ("content-type", "application/grpc"), ("te", "trailers")]
@@ -132,38 +117,38 @@ fn giant_call(random: &mut Random, path: &str) -> Vec<u8> {
     bytes.extend(frame(1, 4, 1, &headers));
     let mut data = vec![0];
     data.extend((1u32 << 30).to_be_bytes());
-    data.extend(random.bytes(2000));
+    data.extend(noise(random, 2000));
     bytes.extend(frame(0, 0, 1, &data));
     bytes
 }
 
 /// What a stranger says, at once or byte by byte.
-fn words(random: &mut Random) -> Vec<u8> {
+fn words(random: &mut Seeded) -> Vec<u8> {
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    match random.below(8) {
+    match random.index(8) {
         0 => Vec::new(),
         1 => {
-            let n = 1 + random.below(4000);
-            random.bytes(n)
+            let n = 1 + random.index(4000);
+            noise(random, n)
         }
         2 => giant_call(random, "/tensorflow.CoordinationService/InsertKeyValue"),
         3 => giant_call(random, "/ringway.v1.SessionSetup/Join"),
         // A hello of the data plane, of the right form and of nobody; lengths of 1 GiB after it.
         4 => {
             let mut bytes = b"RWAY\x02\0\x01\0".to_vec();
-            bytes.extend(random.bytes(120));
+            bytes.extend(noise(random, 120));
             bytes.extend([3, 0, 0, 0, 0, 0, 0, 0x40].repeat(16));
             bytes
         }
         5 => b"RWAY\x02\0".to_vec(),
-        6 => [preface.as_slice(), &frame(1, 0, 1, &random.bytes(300))].concat(),
+        6 => [preface.as_slice(), &frame(1, 0, 1, &noise(random, 300))].concat(),
         // A length of a frame that nothing follows.
         _ => [preface.as_slice(), &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat(),
     }
 }
 
 fn attack(target: &Target, seed: u64) {
-    let mut random = Random(seed);
+    let mut random = Seeded::new(seed);
     let mut held: Vec<(TcpStream, Vec<u8>)> = Vec::new();
     while !target.over.load(Ordering::Relaxed) {
         let ports = target.ports.lock().unwrap().clone();
@@ -171,13 +156,13 @@ fn attack(target: &Target, seed: u64) {
             std::thread::yield_now();
             continue;
         }
-        let at = SocketAddr::from(([127, 0, 0, 1], ports[random.below(ports.len())]));
+        let at = SocketAddr::from(([127, 0, 0, 1], ports[random.index(ports.len())]));
         if let Ok(mut stream) = TcpStream::connect_timeout(&at, Duration::from_secs(1)) {
             target.made.fetch_add(1, Ordering::Relaxed);
             // A failure is the other side's good right.
             let _ = stream.set_nonblocking(true);
             let mut words = words(&mut random);
-            match random.below(3) {
+            match random.index(3) {
                 0 => drop(stream.write(&words)),
                 1 => {
                     let _ = stream.write(&words);
@@ -197,7 +182,7 @@ fn attack(target: &Target, seed: u64) {
             let _ = stream.read(&mut [0; 256]);
         }
         if held.len() > HELD {
-            held.swap_remove(random.below(held.len()));
+            held.swap_remove(random.index(held.len()));
         }
     }
 }

@@ -9,29 +9,14 @@ use ringway_collectives::reduce::ReduceOp;
 use ringway_collectives::schedule::{Algorithm, Wanted};
 use ringway_dataplane::memory::{DType, Element};
 use ringway_dataplane::shm::{self, ShmTransport};
+use ringway_dataplane::transport::seed::Seeded;
 use ringway_dataplane::transport::{Address, Hub, Keyring, LoopbackConfig, Peer, Transport};
 use ringway_dataplane::uring::{self, Bind, TcpTransport};
 use ringway_topology::model::order::Site;
 
-/// A seeded generator (SplitMix64).
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len())]
-    }
+/// One of these.
+fn pick<T: Copy>(rng: &mut Seeded, of: &[T]) -> T {
+    of[rng.index(of.len())]
 }
 
 /// Vectors of one round, which share their worlds.
@@ -67,18 +52,18 @@ struct World {
 }
 
 impl World {
-    fn random(rng: &mut Rng, ranks: u32, numerics: Numerics) -> World {
-        let algorithm = rng.below(Algorithm::ALL.len() + 1);
+    fn random(rng: &mut Seeded, ranks: u32, numerics: Numerics) -> World {
+        let algorithm = rng.index(Algorithm::ALL.len() + 1);
         World {
             ranks,
-            transport: rng.below(8) as u8,
+            transport: rng.index(8) as u8,
             algorithm: Algorithm::ALL.get(algorithm).copied(),
-            slice_bytes: rng.pick(&[64, 200, 1 << 12, 1 << 16]),
-            slices_in_flight: 1 + rng.below(4) as u32,
-            hosts: 1 + rng.below(3) as u32,
-            seed: rng.next(),
+            slice_bytes: pick(rng, &[64, 200, 1 << 12, 1 << 16]),
+            slices_in_flight: 1 + rng.index(4) as u32,
+            hosts: 1 + rng.index(3) as u32,
+            seed: rng.next_u64(),
             numerics,
-            split: rng.below(2) == 0,
+            split: rng.index(2) == 0,
         }
     }
 }
@@ -94,19 +79,19 @@ pub(crate) struct Tally {
 
 /// Makes one round out of a seed. Panics, with the seed, where a bit differs or a result is off.
 pub(crate) fn round(seed: u64) -> Tally {
-    let mut rng = Rng(seed);
-    let ranks = 1 + rng.below(6) as u32;
-    let vector = |rng: &mut Rng| Vector {
-        dtype: rng.pick(&TYPES),
-        op: rng.pick(&OPS),
-        len: rng.pick(&[0, 1, 2, 3, 17, 100, 1000, 5003]),
-        seed: rng.next(),
+    let mut rng = Seeded::new(seed);
+    let ranks = 1 + rng.index(6) as u32;
+    let vector = |rng: &mut Seeded| Vector {
+        dtype: pick(rng, &TYPES),
+        op: pick(rng, &OPS),
+        len: pick(rng, &[0, 1, 2, 3, 17, 100, 1000, 5003]),
+        seed: rng.next_u64(),
     };
     let vectors: Vec<Vector> = (0..VECTORS).map(|_| vector(&mut rng)).collect();
     let plain = World { split: false, ..World::random(&mut rng, ranks, Numerics::default()) };
     // Another run, over another transport.
-    let again = World { transport: rng.below(8) as u8, seed: rng.next(), ..plain };
-    let fixed = Numerics { reproducible: true, half_in_f32: rng.below(2) == 0, f32_in_bf16: false };
+    let again = World { transport: rng.index(8) as u8, seed: rng.next_u64(), ..plain };
+    let fixed = Numerics { reproducible: true, half_in_f32: rng.index(2) == 0, f32_in_bf16: false };
     let one = World::random(&mut rng, ranks, fixed);
     let other = World::random(&mut rng, ranks, fixed);
     let narrow = Numerics { f32_in_bf16: true, half_in_f32: true, reproducible: false };
@@ -139,7 +124,7 @@ fn reduce(world: &World, vectors: &[Vector]) -> Vec<Vec<u8>> {
 }
 
 fn over(transports: Vec<impl Transport + 'static>, world: &World, vectors: &[Vector]) -> Vec<Vec<u8>> {
-    let ended: Vec<(Communicator, Vec<Vec<u8>>)> = std::thread::scope(|scope| {
+    let mut all: Vec<Vec<Vec<u8>>> = std::thread::scope(|scope| {
         let rank = |(transport, rank)| scope.spawn(move || of_rank(transport, rank, world, vectors));
         let threads: Vec<_> = transports.into_iter().zip(0u32..).map(rank).collect();
         let ended = |t: std::thread::ScopedJoinHandle<'_, _>| {
@@ -147,21 +132,18 @@ fn over(transports: Vec<impl Transport + 'static>, world: &World, vectors: &[Vec
         };
         threads.into_iter().map(ended).collect()
     });
-    // All have ended before the first leaves. Over TCP a rank that leaves at once after its last call can cost others that
-    // call's last message ("said goodbye"), and what is tested here is results.
-    let (comms, mut all): (Vec<_>, Vec<_>) = ended.into_iter().unzip();
-    drop(comms);
     let first = all.swap_remove(0);
     assert!(all.iter().all(|other| *other == first), "ranks differ: {world:?} {vectors:?}");
     first
 }
 
+/// A rank's results. It leaves at once after its last call, whatever the others are doing.
 fn of_rank(
     transport: impl Transport + 'static,
     rank: u32,
     world: &World,
     vectors: &[Vector],
-) -> (Communicator, Vec<Vec<u8>>) {
+) -> Vec<Vec<u8>> {
     let options = EngineOptions {
         wanted: world.algorithm.map_or(Wanted::ANY, Wanted::only),
         slice_bytes: Some(world.slice_bytes),
@@ -188,8 +170,7 @@ fn of_rank(
         DType::U64 => bits::<u64>(&comm, rank, world, vector),
         _ => bits::<i32>(&comm, rank, world, vector),
     });
-    let results = results.collect();
-    (comm, results)
+    results.collect()
 }
 
 fn bits<T: Element>(comm: &Communicator, rank: u32, world: &World, vector: &Vector) -> Vec<u8> {
@@ -206,12 +187,12 @@ fn bits<T: Element>(comm: &Communicator, rank: u32, world: &World, vector: &Vect
 
 /// What a rank brings: floats of very different sizes, and small integers.
 fn value(vector: &Vector, rank: u32, i: usize) -> f64 {
-    let mut rng = Rng(vector.seed ^ (u64::from(rank) << 40) ^ i as u64);
+    let mut rng = Seeded::new(vector.seed ^ (u64::from(rank) << 40) ^ i as u64);
     if !vector.dtype.is_float() {
-        return 1.0 + rng.below(2) as f64;
+        return 1.0 + rng.index(2) as f64;
     }
-    let fraction = (rng.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
-    let exponent = rng.below(16) as i32 - 8;
+    let fraction = (rng.next_u64() >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
+    let exponent = rng.index(16) as i32 - 8;
     load(vector.dtype, &store(vector.dtype, fraction * f64::from(exponent).exp2()))
 }
 

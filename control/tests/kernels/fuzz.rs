@@ -6,6 +6,7 @@ use ringway_control::core::graph::signature::{Arg, ArgKind};
 use ringway_control::core::graph::{Attrs, Node, Type, signature};
 use ringway_control::kernels::{Slot, Variable, registry};
 use ringway_control::tensor::{PartialShape, ResourceHandle, Shape, Tensor, size_of};
+use ringway_dataplane::transport::seed::Seeded;
 use ringway_proto::tensorflow::attr_value::{ListValue, Value};
 use ringway_proto::tensorflow::tensor_shape_proto::Dim;
 use ringway_proto::tensorflow::{AttrValue, DataType, NodeDef, TensorProto, TensorShapeProto};
@@ -15,20 +16,11 @@ use crate::run::Bench;
 /// Runs of each operation.
 const ROUNDS: u64 = 60;
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
+struct Random(Seeded);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
     fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        self.0.below(n)
     }
 
     fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
@@ -75,7 +67,7 @@ impl Random {
             DataType::DtString | DataType::DtVariant => Tensor::zeros(dtype, shape).unwrap(),
             _ => {
                 let bytes = len * size_of(dtype).unwrap();
-                let content: Vec<u8> = (0..bytes).map(|_| self.next() as u8).collect();
+                let content: Vec<u8> = (0..bytes).map(|_| self.0.next_u64() as u8).collect();
                 let proto = TensorProto {
                     dtype: dtype as i32,
                     tensor_shape: Some(shape.to_proto()),
@@ -222,7 +214,7 @@ fn k1_k2_no_kernel_panics_whatever_it_is_given() {
             let seed = round << 32
                 | u64::from(op.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31) + u32::from(byte)));
             let result = catch_unwind(AssertUnwindSafe(|| {
-                let mut random = Random(seed);
+                let mut random = Random(Seeded::new(seed));
                 let node = random.node(op)?;
                 let mut inputs = random.inputs(&node);
                 Some(bench.call(&node, &mut inputs).is_ok())

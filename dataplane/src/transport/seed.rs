@@ -34,6 +34,11 @@ impl Seeded {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
+    /// A place in a list of so many; 0 when there is none.
+    pub fn index(&mut self, len: usize) -> usize {
+        self.below(len as u64) as usize
+    }
+
     /// True once in `n` on average; never when `n` is 0.
     pub fn once_in(&mut self, n: u32) -> bool {
         n > 0 && self.below(u64::from(n)) == 0
@@ -52,6 +57,6 @@ mod tests {
         assert!((0..1000).all(|_| a.below(10) == b.below(10)));
         assert!((0..1000).all(|_| a.below(3) < 3));
         assert_ne!(Seeded::of(7, 1, 2).next_u64(), Seeded::of(7, 2, 1).next_u64());
-        assert!(!a.once_in(0) && a.once_in(1) && a.below(0) == 0);
+        assert!(!a.once_in(0) && a.once_in(1) && a.below(0) == 0 && a.index(1) == 0);
     }
 }

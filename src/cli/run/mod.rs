@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::value_parser;
+use rustix::io::Errno;
 use rustix::process::Signal;
 
 use crate::cli::say;
@@ -166,14 +167,24 @@ pub(crate) enum RunError {
         /// How many are started.
         ranks: u32,
     },
-    /// Something that the system should always grant.
-    #[error("cannot {what}: {source}")]
+    /// Something that the system grants unless a limit is too low.
+    #[error("cannot {what}: {source}{}", remedy(source))]
     System {
         /// What was tried.
         what: &'static str,
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// What raises the limit that an error is about.
+fn remedy(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => "; raise the limit on open files (ulimit -n)",
+        Some(Errno::NFILE) => "; this host has as many files open as it may: raise fs.file-max (sysctl)",
+        Some(Errno::AGAIN) => "; raise the limit on processes (ulimit -u)",
+        _ => "",
+    }
 }
 
 /// Starts the ranks, waits for them, and returns their exit code.

@@ -1,12 +1,13 @@
 //! Deaths, mismatches and refusals: everybody learns of the one cause, and nobody hangs.
 
-use super::world::{Rng, World};
+use super::world::World;
 use crate::engine::error::CollectiveError;
 use crate::engine::options::EngineOptions;
 use crate::engine::plan::{Request, What};
 use crate::reduce::ReduceOp;
 use crate::schedule::{Collective, Costs, LinkCosts};
 use ringway_dataplane::memory::DType;
+use ringway_dataplane::transport::seed::Seeded;
 use ringway_dataplane::transport::{Cause, CauseKind, LoopbackConfig, Peer};
 
 fn request(collective: Collective, count: usize) -> Request {
@@ -71,21 +72,21 @@ fn input_bytes(request: &Request, n: u32) -> usize {
 fn a_rank_killed_at_any_point_is_named_by_all_others() {
     // F1 to F3
     for seed in 0..120u64 {
-        let mut rng = Rng(seed);
-        let n = 2 + rng.below(5) as u32;
-        let victim = rng.below(n as usize);
+        let mut rng = Seeded::new(seed);
+        let n = 2 + rng.index(5) as u32;
+        let victim = rng.index(n as usize);
         let mut w = world(n, seed, if seed % 3 == 0 { 0 } else { 4096 });
         let collective =
             [Collective::AllReduce, Collective::AllGather, Collective::Broadcast, Collective::Barrier]
-                [rng.below(4)];
+                [rng.index(4)];
         let r = request(collective, 2000);
         let calls: Vec<(usize, u16)> = (0..n as usize)
             .map(|rank| {
                 (rank, w.begin(rank, 0, &r, Some(&bytes(&r, n)[..input_bytes(&r, n)]), None).unwrap())
             })
             .collect();
-        for _ in 0..rng.below(60) {
-            let rank = rng.below(n as usize);
+        for _ in 0..rng.index(60) {
+            let rank = rng.index(n as usize);
             w.cores[rank].turn();
         }
         w.kill(victim as u32);
@@ -222,16 +223,16 @@ fn different_roots_are_named_on_all_ranks_even_where_no_message_meets() {
 fn no_mixture_of_collectives_hangs_and_every_rank_is_told_of_two_that_differ() {
     // E1
     for seed in 0..400u64 {
-        let mut rng = Rng(seed);
-        let n = 2 + rng.below(5) as u32;
-        let kinds: Vec<Request> = (0..2 + rng.below(2))
+        let mut rng = Seeded::new(seed);
+        let n = 2 + rng.index(5) as u32;
+        let kinds: Vec<Request> = (0..2 + rng.index(2))
             .map(|_| {
-                let collective = Collective::ALL[rng.below(Collective::ALL.len())];
-                let root = if collective.is_rooted() { rng.below(n as usize) as u32 } else { 0 };
+                let collective = Collective::ALL[rng.index(Collective::ALL.len())];
+                let root = if collective.is_rooted() { rng.index(n as usize) as u32 } else { 0 };
                 Request { root, ..request(collective, 40) }
             })
             .collect();
-        let requests: Vec<Request> = (0..n).map(|_| kinds[rng.below(kinds.len())].clone()).collect();
+        let requests: Vec<Request> = (0..n).map(|_| kinds[rng.index(kinds.len())].clone()).collect();
         if requests.iter().all(|r| *r == requests[0]) {
             continue;
         }
@@ -415,29 +416,29 @@ fn a_communicator_closed_elsewhere_is_no_hang() {
 
 #[test]
 fn a_rank_that_closes_after_a_call_costs_nobody_that_call() {
-    // The inquiry of a rank that has not looked yet comes when the other has made its part, and has closed.
     for seed in 0..6 {
-        let mut w = world(2, seed, 1 << 16);
-        let r = request(Collective::AllReduce, 10);
-        let waits = w.begin(0, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
-        w.cores[0].turn();
-        let ends = w.begin(1, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
-        w.settle_alone(1, ends);
-        assert_eq!(w.take(1, ends).0, Ok(()), "seed {seed}");
-        // It asks before it looks again.
-        w.cores[0].ask(waits, 1);
+        let mut w = world(3, seed, 1 << 16);
+        let r = request(Collective::Reduce, 10);
+        let first = w.begin(0, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
+        let over = w.begin(1, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
+        w.quiesce();
+        assert_eq!(w.take(1, over).0, Ok(()), "seed {seed}");
+        // An inquiry that was on its way when rank 1 had made its part, and has closed.
+        w.cores[0].ask(first, 1);
         w.cores[1].close(0);
-        for _ in 0..10 {
-            w.cores[1].turn();
-        }
-        w.settle(&[(0, waits)]);
-        assert_eq!(w.take(0, waits).0, Ok(()), "seed {seed}");
+        w.quiesce();
+        let last = w.begin(2, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
+        w.settle(&[(0, first), (2, last)]);
+        assert_eq!((w.take(0, first).0, w.take(2, last).0), (Ok(()), Ok(())), "seed {seed}");
         // The next call needs it.
-        let next = w.begin(0, 0, &r, Some(&bytes(&r, 1)), None).unwrap();
-        w.settle(&[(0, next)]);
-        let end = w.take(0, next).0;
-        let Err(CollectiveError::Lost { who, kind, .. }) = end else { panic!("seed {seed}: {end:?}") };
-        assert_eq!((who.rank, kind), (1, CauseKind::Left));
+        let r = request(Collective::AllReduce, 10);
+        let calls = [0, 2].map(|rank| (rank, w.begin(rank, 0, &r, Some(&bytes(&r, 1)), None).unwrap()));
+        w.settle(&calls);
+        for (rank, slot) in calls {
+            let end = w.take(rank, slot).0;
+            let Err(CollectiveError::Lost { who, kind, .. }) = end else { panic!("seed {seed}: {end:?}") };
+            assert_eq!((who.rank, kind), (1, CauseKind::Left));
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::engine::options::EngineOptions;
 use crate::engine::plan::Request;
 use crate::engine::run::Phase;
 use ringway_dataplane::memory::Region;
+use ringway_dataplane::transport::seed::Seeded;
 use ringway_dataplane::transport::{Hub, LoopbackConfig, Peer, Transport};
 use ringway_topology::model::order::Site;
 use std::time::{Duration, Instant};
@@ -16,23 +17,10 @@ const IDLE_TURNS_PER_RANK: u32 = 40;
 /// Inquiries after which a call that is not over counts as hanging.
 const PATIENCE_TICKS: u32 = 60;
 
-/// A seeded generator (SplitMix64).
-pub(super) struct Rng(pub(super) u64);
-
-impl Rng {
-    pub(super) fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % bound.max(1) as u64) as usize
-    }
-}
-
 pub(super) struct World {
     pub(super) hub: Hub,
     pub(super) cores: Vec<Core>,
-    pub(super) rng: Rng,
+    pub(super) rng: Seeded,
     now: Instant,
     label: String,
 }
@@ -67,7 +55,7 @@ impl World {
         });
         let cores = cores.collect();
         let label = format!("{ranks} ranks, {config:?}, {:?}", options[0].wanted);
-        World { hub, cores, rng: Rng(config.seed), now: Instant::now(), label }
+        World { hub, cores, rng: Seeded::new(config.seed), now: Instant::now(), label }
     }
 
     fn region(&mut self, rank: usize, bytes: Option<&[u8]>) -> Option<Region> {
@@ -98,7 +86,7 @@ impl World {
         let idle_turns = IDLE_TURNS_PER_RANK * self.cores.len() as u32;
         let (mut idle, mut ticks) = (0, 0);
         while !over(self) {
-            let rank = self.rng.below(self.cores.len());
+            let rank = self.rng.index(self.cores.len());
             idle = if self.cores[rank].turn() { 0 } else { idle + 1 };
             if idle > idle_turns {
                 idle = 0;
@@ -127,7 +115,7 @@ impl World {
     pub(super) fn quiesce(&mut self) {
         let mut idle = 0;
         while idle < IDLE_TURNS_PER_RANK as usize * self.cores.len() {
-            let rank = self.rng.below(self.cores.len());
+            let rank = self.rng.index(self.cores.len());
             idle = if self.cores[rank].turn() { 0 } else { idle + 1 };
         }
     }

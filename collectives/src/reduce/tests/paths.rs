@@ -6,6 +6,7 @@ use crate::reduce::{KernelPath, Kernels, ReduceOp};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use ringway_dataplane::memory::DType;
+use ringway_dataplane::transport::seed::Seeded;
 
 /// What surrounds every written slice, and must survive.
 const GUARD: u8 = 0xa5;
@@ -21,15 +22,12 @@ fn pairs() -> impl Iterator<Item = (ReduceOp, DType)> {
     all.filter(|(op, dtype)| op.supports(*dtype))
 }
 
-/// A small generator (SplitMix64), so that the bytes are the same on every run.
-struct Random(u64);
+/// Bytes that are the same on every run.
+struct Random(Seeded);
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+    fn new(seed: u64) -> Random {
+        Random(Seeded::new(seed))
     }
 
     /// `count` elements: one in four is a special value, the others random bits.
@@ -37,7 +35,7 @@ impl Random {
         let specials = specials(dtype);
         let mut bytes = Vec::new();
         for _ in 0..count {
-            let bits = self.next();
+            let bits = self.0.next_u64();
             let bits = if bits & 3 == 0 { specials[(bits >> 2) as usize % specials.len()] } else { bits };
             bytes.extend_from_slice(&low_bytes(bits, dtype.size()));
         }
@@ -142,7 +140,7 @@ fn check(op: ReduceOp, dtype: DType, left: &[u8], right: &[u8], offsets: [usize;
 
 #[test]
 fn every_length_at_every_alignment() {
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for (op, dtype) in pairs() {
         for count in 0..=67 {
             let (left, right) = (random.elements(dtype, count), random.elements(dtype, count));
@@ -158,7 +156,7 @@ fn every_length_at_every_alignment() {
 
 #[test]
 fn a_long_slice() {
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     for (op, dtype) in pairs() {
         let (left, right) = (random.elements(dtype, 3001), random.elements(dtype, 3001));
         check(op, dtype, &left, &right, [1, 2, 3]);
@@ -197,7 +195,7 @@ fn every_f16_and_bf16_meets_every_special_value() {
 /// The rounding of one combine is at most half a unit in the last place of the exact result.
 #[test]
 fn halves_are_within_half_a_unit_of_the_exact_result() {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let read = |dtype, bytes: &[u8]| {
         let bits = u16::from_ne_bytes(bytes.try_into().unwrap());
         if dtype == DType::F16 { f16::from_bits(bits).to_f64() } else { f64::from(bf16::from_bits(bits)) }
@@ -229,7 +227,7 @@ fn halves_are_within_half_a_unit_of_the_exact_result() {
 
 #[test]
 fn every_path_averages_alike() {
-    let mut random = Random(4);
+    let mut random = Random::new(4);
     for dtype in DType::ALL.into_iter().filter(|t| ReduceOp::Avg.supports(*t)) {
         for (count, ranks) in [(0, 1), (1, 2), (67, 3), (67, 1), (131, 257), (131, u32::MAX)] {
             let bytes = random.elements(dtype, count);

@@ -1,20 +1,8 @@
 //! Random programs with branches and loops: what the graph gives in any order is what running the program line by line gives.
 
 use super::*;
+use crate::core::simulate::random::Random;
 use crate::core::worker::plan::{Flow, NodeShape};
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-}
 
 /// One line of a program: it makes one variable more.
 #[derive(Debug)]
@@ -218,7 +206,7 @@ fn run(builder: &Builder, fetch: u32, random: &mut Random) -> (Option<i64>, usiz
 #[test]
 fn graphs_give_what_their_programs_give_in_any_order() {
     for seed in 0..150 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let start: Vec<i64> = vec![1, random.below(100) as i64, random.below(100) as i64];
         let lines = block(&mut random, start.len(), 3);
         let expected = interpret(&lines, start.clone());
@@ -264,7 +252,7 @@ fn a_dead_node_passes_it_on_until_a_merge_or_a_trigger() {
     let trigger = builder.node(Does::Const(3), Flow::ControlTrigger, &[]);
     builder.shapes[trigger.0 as usize].control.push(dead.0);
     let merge = builder.node(Does::Merge, Flow::Merge, &[dead, switch]);
-    let random = &mut Random(1);
+    let random = &mut Random::new(1);
     assert_eq!(run(&builder, after.0, random).0, None);
     assert_eq!(run(&builder, trigger.0, random).0, Some(3));
     assert_eq!(run(&builder, merge.0, random).0, Some(5));
