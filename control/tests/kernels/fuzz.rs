@@ -20,7 +20,7 @@ struct Random(Seeded);
 
 impl Random {
     fn below(&mut self, n: u64) -> u64 {
-        self.0.below(n)
+        self.0.next_u64() % n
     }
 
     fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
