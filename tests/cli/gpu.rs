@@ -22,6 +22,8 @@ fn doubles() -> &'static str {
 struct Doubled {
     folder: Folder,
     command: Command,
+    /// What the command needs besides.
+    more: Option<Folder>,
 }
 
 impl Doubled {
@@ -33,7 +35,7 @@ impl Doubled {
         for name in ["GPU_DOUBLE_RECORD", "GPU_DOUBLE_DIR"] {
             command.env(name, folder.path(""));
         }
-        Doubled { folder, command }
+        Doubled { folder, command, more: None }
     }
 
     fn set(mut self, name: &str, value: &str) -> Doubled {
@@ -50,7 +52,8 @@ impl Doubled {
     }
 
     /// The end, and what each process has asked the doubles for.
-    fn end_with_calls(self) -> (End, Vec<Vec<String>>) {
+    fn end_with_calls(mut self) -> (End, Vec<Vec<String>>) {
+        let _more = self.more.take();
         let (run, folder) = self.start();
         let end = run.end();
         let calls = calls(&folder);
@@ -231,6 +234,52 @@ fn parts_that_share_no_memory_meet_over_the_network() {
     assert!(text.contains("Out of bounds values : 0 OK"), "{text}");
 }
 
+/// A benchmark of four ranks on two hosts, by turns: 0 and 2 on one, 1 and 3 on the other. `None` where this process may not
+/// give hosts names.
+fn on_two_hosts(name: &str, arguments: &[&str]) -> Option<Doubled> {
+    let unshare = ["--uts", "true"];
+    if !Command::new("unshare").args(unshare).status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: no leave to give a process a host's name of its own");
+        return None;
+    }
+    const HOSTS: &str = "case $RINGWAY_RANK in 0|2) host=near;; *) host=far;; esac\n\
+        exec unshare --uts sh -c 'echo \"$0\" >/proc/sys/kernel/hostname && exec \"$@\"' $host \"$@\"\n";
+    let script = Folder::new(&format!("{name}-hosts"));
+    let hosts = script.file("hosts.sh", HOSTS);
+    let run = ["run", "-n", "4", "--", "sh", &hosts, env!("CARGO_BIN_EXE_ringway"), "bench"];
+    let gpus = ["--device", "cuda", "--inside", "0"];
+    let mut doubled = Doubled::new(name, &[&run, arguments, &gpus].concat());
+    doubled.more = Some(script);
+    Some(doubled)
+}
+
+#[test]
+fn what_goes_between_gpus_of_two_hosts_is_verified() {
+    for (collective, more) in [
+        ("all-reduce", &["-d", "f32"][..]),
+        ("broadcast", &["-d", "i64", "-r", "3"]),
+        ("broadcast", &["-d", "u8", "-r", "0"]),
+        ("all-gather", &["-d", "u16"]),
+        ("send-recv", &["-d", "f16"]),
+    ] {
+        let arguments = [&[collective, "--sizes", "8,100001,9M", "--iters", "1", "-w", "1"], more].concat();
+        let Some(run) = on_two_hosts("gpu-two-hosts", &arguments) else { return };
+        let (end, calls) = run.set("RINGWAY_NET", "tcp").end_with_calls();
+        assert_eq!(end.code(), 0, "{collective}: {end:?}");
+        let text = end.stdout.join("\n");
+        for part in [
+            "Out of bounds values : 0 OK",
+            "NCCL 2.27.3 by libnccl.so.2 among 2 ranks; between 2 of them by ",
+            "staged through pinned memory of the host, because ",
+            " moves bytes by processors (rank 1, 3)",
+            " moves bytes by processors (rank 0, 2)",
+        ] {
+            assert!(text.contains(part), "{collective}: {part}: {text}");
+        }
+        assert!(calls.iter().flatten().all(|line| !line.contains("VIOLATION")), "{calls:#?}");
+    }
+}
+
 /// The real NCCL (`tests/gpu/fetch-nccl.sh`) over the double of the driver, which has less than NCCL needs.
 #[test]
 fn errors_of_the_real_nccl_are_told_in_its_own_words() {
@@ -302,6 +351,48 @@ fn a_rank_that_is_killed_is_named_by_all_others_and_their_nccl_is_aborted() {
     let aborted =
         calls(&folder).iter().filter(|lines| lines.iter().any(|l| l.starts_with("ncclCommAbort"))).count();
     assert_eq!(aborted, 3, "{:#?}", calls(&folder));
+}
+
+/// The rank dies when all have NCCL's id, and before the communicators are made. Nothing but the control plane tells of it: the
+/// others would wait for ten minutes.
+#[test]
+fn a_rank_that_is_killed_while_nccl_is_set_up_is_named_by_all_others() {
+    for dies in [0, 2] {
+        let arguments = ["all-reduce", "-n", "4", "--sizes", "64K"];
+        let run = bench("gpu-kill-init", &arguments).set("GPU_DOUBLE_DIES_IN_INIT", &dies.to_string());
+        let (end, calls) = run.end_with_calls();
+        assert_eq!(end.code(), 137, "{end:?}");
+        for rank in (0..4).filter(|rank| *rank != dies) {
+            let begins = format!("ringway bench: rank {rank}: rank {dies} on host ");
+            let said = end.stderr.lines().find(|line| line.starts_with(&begins));
+            assert!(said.is_some_and(|said| said.contains("was lost")), "rank {rank}: {end:?}");
+        }
+        let begun = |lines: &&Vec<String>| lines.iter().any(|l| l.starts_with("ncclCommInitRankConfig"));
+        let aborted = |lines: &&Vec<String>| lines.iter().any(|l| l.starts_with("ncclCommAbort is over"));
+        let survivors: Vec<_> = calls.iter().filter(begun).collect();
+        // One that had not come so far has nothing to abort.
+        assert!(survivors.iter().filter(|lines| aborted(lines)).count() + 1 == survivors.len(), "{calls:#?}");
+    }
+}
+
+/// N6: a GPU that gives up late may be at the buffers of the call that has failed.
+#[test]
+fn memory_is_kept_until_an_abort_that_takes_long_is_over() {
+    let arguments = ["all-reduce", "-n", "2", "--sizes", "64K", "--iters", "5"];
+    let run = bench("gpu-late-abort", &arguments).set("GPU_DOUBLE_HANG", "0:3");
+    let run = run.set("GPU_DOUBLE_SLOW_ABORT", "900").set("RINGWAY_DEVICE_TIMEOUT_MS", "300");
+    let (end, calls) = run.end_with_calls();
+    assert!(end.code() != 0 && end.stderr.contains("its memory is kept until it has"), "{end:?}");
+    for lines in &calls {
+        let last = lines.iter().rfind(|line| line.starts_with("ncclAllReduce ")).expect("a call");
+        let from = last.split(' ').find_map(|word| word.strip_prefix("from=")).expect("an address");
+        let at = |begins: String| lines.iter().position(|line| line.starts_with(&begins));
+        assert!(at("ncclCommAbort comm".into()).is_some(), "{lines:#?}");
+        // A process may end before its GPU has given up.
+        let freed = at(format!("cuMemFree at={from} "));
+        let over = at("ncclCommAbort is over".into());
+        assert!(freed.is_none() || over.is_some_and(|over| Some(over) < freed), "{lines:#?}");
+    }
 }
 
 #[test]

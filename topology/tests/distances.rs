@@ -11,6 +11,7 @@ use ringway_topology::model::machine::{
 };
 use ringway_topology::model::pci::{PciAddress, PciDevice};
 use ringway_topology::model::place::{Placement, Progress, Request, Threads, place};
+use ringway_topology::model::reach::{Reach, too_far};
 
 /// Two packages of two NUMA nodes of four cores, an accelerator at node 0 and two cards that hang anywhere.
 struct Bench {
@@ -217,4 +218,28 @@ fn shares_follow_cores_caches_nodes_and_packages() {
     let mut cores = bare();
     cores.cores = (0..8u32).map(|cpu| Core::of(cpus(&format!("{cpu},{}", cpu + 8)))).collect();
     assert_eq!(lists(cores, 2), ["0-3,8-11", "4-7,12-15"], "cores");
+}
+
+/// How far cards may be from an accelerator, on a machine with one behind the switch of each.
+#[test]
+fn each_step_of_reach_admits_the_cards_that_it_says() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/shapes/dgx-h100.xml");
+    let machine = ringway_topology::host::from_xml_file(std::path::Path::new(file)).unwrap();
+    let gpu = |at: usize| machine.parts().gpus[at].pci;
+    let far = |at, card: &str, reach| too_far(&machine, gpu(at), &[card.to_owned()], reach);
+    let fits = |at, card: &str| {
+        Reach::WORDS.into_iter().find(|word| far(at, card, Reach::of(word).unwrap()).is_none())
+    };
+    // Its own; another of its package; one of the other package; one that is not there.
+    let admitted = ["mlx5_0", "mlx5_3", "mlx5_6", "rxe0"].map(|card| fits(0, card).unwrap());
+    assert_eq!(admitted, ["PIX", "PHB", "SYS", "SYS"]);
+    assert_eq!(["mlx5_6", "mlx5_0"].map(|card| fits(4, card).unwrap()), ["PIX", "SYS"]);
+    let both = ["mlx5_0".to_owned(), "mlx5_6".to_owned()];
+    let one = too_far(&machine, gpu(0), &both, Reach::Switches).unwrap();
+    assert_eq!(
+        (one.card.as_str(), one.at),
+        ("mlx5_6", Some(Distance::Machine)),
+        "one rail too far is too many"
+    );
+    assert_eq!(too_far(&machine, gpu(0), &[], Reach::Switch), None);
 }

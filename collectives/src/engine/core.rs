@@ -355,7 +355,7 @@ impl Core {
             tracing::error!("a transport completed an operation that nobody has posted: {:?}", completion.id);
             return;
         };
-        let (bytes, record, group) = (completion.lease.bytes().len() as u64, run.record, run.group);
+        let (bytes, record, group) = (completion.lease.len() as u64, run.record, run.group);
         let completed = run.complete(name, completion.lease, completion.result.is_ok());
         if let (Ok(step), Ok(())) = (&completed, &completion.result) {
             let (rank, sends) = (step.peer(), step.is_send());

@@ -3,7 +3,7 @@
 //! ```text
 //! communicator, blocking, started, p2p, split,
 //! ragged, own, batch                               the calls, checked and turned into requests
-//!   attend                                        what goes on beside, on GPUs
+//!   attend, on_device                             what goes on beside, on GPUs, and moves their memory
 //!   shared                                        the lock, and which thread drives
 //!     core                                        calls under way on one endpoint, events
 //!       queue                                     which of them are active, and whose turn is next
@@ -44,6 +44,8 @@ mod history;
 mod inquiry;
 mod layout;
 mod numerics;
+#[cfg(feature = "nccl")]
+mod on_device;
 mod options;
 mod own;
 mod p2p;

@@ -432,13 +432,15 @@ impl Run {
         let op = match step {
             Step::Send { .. } => {
                 let region = self.regions[spot.place].as_mut().ok_or_else(missing)?;
-                let bytes = region.bytes(spot.bytes.clone()).map_err(lent)?;
-                if io.transport.send_now(peer, tag, &stamp, bytes) {
-                    io.exchanged(peer, true, bytes.len() as u64);
-                    l.window.set_posted(place);
-                    l.window.set_completed(place);
-                    self.moved = true;
-                    return Ok(true);
+                if !region.is_on_device() {
+                    let bytes = region.bytes(spot.bytes.clone()).map_err(lent)?;
+                    if io.transport.send_now(peer, tag, &stamp, bytes) {
+                        io.exchanged(peer, true, bytes.len() as u64);
+                        l.window.set_posted(place);
+                        l.window.set_completed(place);
+                        self.moved = true;
+                        return Ok(true);
+                    }
                 }
                 Op::Send { to: peer, tag, stamp, bytes: region.lend_read(spot.bytes).map_err(lent)? }
             }
@@ -502,7 +504,7 @@ impl Run {
                 Ok(())
             }
             PostError::Gone { cause, .. } => Err(Fault::Gone { rank, cause }),
-            why @ (PostError::Unknown(_) | PostError::TooLong { .. }) => {
+            why @ (PostError::Unknown(_) | PostError::OnDevice { .. } | PostError::TooLong { .. }) => {
                 Err(Fault::Broken { rank, evidence: why.to_string() })
             }
         }

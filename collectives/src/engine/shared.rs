@@ -16,6 +16,8 @@ use super::flight::{Flight, WriteDown};
 use super::run::Phase;
 use super::straight::Glance;
 use ringway_dataplane::fabric::{Patience, Pause, Spin, sleep_on};
+#[cfg(feature = "nccl")]
+use ringway_dataplane::memory::RegionId;
 use ringway_dataplane::transport::{Cause, Peer, Waker};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -441,6 +443,20 @@ impl Reporter {
     pub fn write_down(&self) {
         if let Some(shared) = self.shared.upgrade() {
             drop(shared.write_down(shared.lock()));
+        }
+    }
+
+    /// Whether it is of the same engine.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn is(&self, other: &Reporter) -> bool {
+        self.shared.ptr_eq(&other.shared)
+    }
+
+    /// Has the transports forget the registration of memory that is about to be given back, unless an operation has it.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn forget(&self, region: RegionId) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.lock().transport.deregister(region);
         }
     }
 

@@ -5,7 +5,7 @@ use super::communicator::DeviceCommunicator;
 use super::group::DeviceGroup;
 use super::handle::DeviceHandle;
 use super::kind;
-use super::memory::DeviceBuffer;
+use super::memory::{DeviceBuffer, Kept};
 use super::order::{Said, With};
 use super::shared::Ticket;
 use crate::engine::{Call, CollectiveError, InvalidCall};
@@ -41,21 +41,26 @@ pub(super) struct Planned {
     pub(super) operation: Operation,
 }
 
+/// Shares in the memory of a call's two buffers.
+fn both<T: Element>(one: &DeviceBuffer<T>, other: &DeviceBuffer<T>) -> Kept {
+    vec![one.share(), other.share()]
+}
+
 impl DeviceCommunicator {
-    /// Makes a call to its end. The buffers of the operations are borrowed by the caller of this.
-    fn run(&self, call: Call, operations: &[Operation]) -> Result<()> {
-        let mut ticket = self.begin(call, operations)?;
+    /// Makes a call to its end. The buffers of the operations are borrowed by the caller of this, and `kept` is their memory.
+    fn run(&self, call: Call, operations: &[Operation], kept: Kept) -> Result<()> {
+        let mut ticket = self.begin(call, operations, kept)?;
         self.shared.finish(&mut ticket)
     }
 
-    fn begin(&self, call: Call, operations: &[Operation]) -> Result<Ticket> {
-        // SAFETY: every caller in this module borrows or owns the buffers until the ticket is finished. If that fails, NCCL
-        // was aborted, and a buffer's memory is freed by the driver only when the GPU has left it.
-        unsafe { self.shared.begin(&mut [Said { call, with: With::Group }], operations) }
+    pub(super) fn begin(&self, call: Call, operations: &[Operation], kept: Kept) -> Result<Ticket> {
+        // SAFETY: every caller in this module borrows or owns the buffers until the ticket is finished, and hands in shares in
+        // their memory.
+        unsafe { self.shared.begin(&mut [Said { call, with: With::Group }], operations, kept) }
     }
 
     fn start<T: Element>(&self, planned: Planned, buffer: DeviceBuffer<T>) -> Result<DeviceHandle<T>> {
-        let ticket = self.begin(planned.call, &[planned.operation])?;
+        let ticket = self.begin(planned.call, &[planned.operation], vec![buffer.share()])?;
         if let Some(open) = ticket.open() {
             self.watched().take(open);
         }
@@ -151,7 +156,7 @@ impl DeviceCommunicator {
     /// [`CollectiveError`].
     pub fn all_reduce<T: Element>(&self, buffer: &mut DeviceBuffer<T>, op: ReduceOp) -> Result<()> {
         let planned = self.plan_all_reduce::<T>((buffer.address(), buffer.address()), buffer.len(), op)?;
-        self.run(planned.call, &[planned.operation])
+        self.run(planned.call, &[planned.operation], vec![buffer.share()])
     }
 
     /// As [`DeviceCommunicator::all_reduce`], from `input` into `output` of the same length.
@@ -166,7 +171,7 @@ impl DeviceCommunicator {
     ) -> Result<()> {
         let planned = self.plan_all_reduce::<T>((input.address(), output.address()), input.len(), op)?;
         self.check_len("all_reduce", &planned.call, "output", output.len(), input.len())?;
-        self.run(planned.call, &[planned.operation])
+        self.run(planned.call, &[planned.operation], both(input, output))
     }
 
     /// Starts [`DeviceCommunicator::all_reduce`] on an owned buffer.
@@ -198,7 +203,7 @@ impl DeviceCommunicator {
         let (kind, op) = self.reduction("reduce_scatter", &call, op)?;
         self.check_len("reduce_scatter", &call, "input", input.len(), self.blocks(count))?;
         let (from, to) = (input.address(), output.address());
-        self.run(call, &[Operation::ReduceScatter { from, to, count, kind, op }])
+        self.run(call, &[Operation::ReduceScatter { from, to, count, kind, op }], both(input, output))
     }
 
     /// As [`DeviceCommunicator::reduce_scatter`], within one buffer of a block per rank: this rank's block ends with the
@@ -212,7 +217,7 @@ impl DeviceCommunicator {
         op: ReduceOp,
     ) -> Result<()> {
         let planned = self.plan_reduce_scatter(buffer, op)?;
-        self.run(planned.call, &[planned.operation])
+        self.run(planned.call, &[planned.operation], vec![buffer.share()])
     }
 
     /// Starts [`DeviceCommunicator::reduce_scatter_in_place`] on an owned buffer.
@@ -240,7 +245,8 @@ impl DeviceCommunicator {
         self.check_len("all_gather", &call, "output", output.len(), self.blocks(input.len()))?;
         let (kind, units) = kind::moved(T::DTYPE);
         let (from, to) = (input.address(), output.address());
-        self.run(call, &[Operation::AllGather { from, to, count: input.len() * units, kind }])
+        let operation = Operation::AllGather { from, to, count: input.len() * units, kind };
+        self.run(call, &[operation], both(input, output))
     }
 
     /// As [`DeviceCommunicator::all_gather`], within one buffer in which each rank has filled its own block.
@@ -249,7 +255,7 @@ impl DeviceCommunicator {
     /// [`CollectiveError`].
     pub fn all_gather_in_place<T: Element>(&self, buffer: &mut DeviceBuffer<T>) -> Result<()> {
         let planned = self.plan_all_gather(buffer)?;
-        self.run(planned.call, &[planned.operation])
+        self.run(planned.call, &[planned.operation], vec![buffer.share()])
     }
 
     /// Starts [`DeviceCommunicator::all_gather_in_place`] on an owned buffer.
@@ -266,7 +272,7 @@ impl DeviceCommunicator {
     /// [`CollectiveError`].
     pub fn broadcast<T: Element>(&self, buffer: &mut DeviceBuffer<T>, root: u32) -> Result<()> {
         let planned = self.plan_broadcast(buffer, root)?;
-        self.run(planned.call, &[planned.operation])
+        self.run(planned.call, &[planned.operation], vec![buffer.share()])
     }
 
     /// Starts [`DeviceCommunicator::broadcast`] on an owned buffer.
@@ -286,7 +292,7 @@ impl DeviceCommunicator {
         let (kind, op) = self.reduction("reduce", &call, op)?;
         self.check_root("reduce", &call)?;
         let (from, to, count) = (buffer.address(), buffer.address(), buffer.len());
-        self.run(call, &[Operation::Reduce { from, to, count, kind, op, root }])
+        self.run(call, &[Operation::Reduce { from, to, count, kind, op, root }], vec![buffer.share()])
     }
 
     /// Gathers every rank's `input` in `root`'s `output`, one block per rank in rank order. Elsewhere `output` is not touched
@@ -303,7 +309,7 @@ impl DeviceCommunicator {
         let call = Call { root, ..collective(Collective::Gather, T::DTYPE, input.len()) };
         self.check_root("gather", &call)?;
         if self.rank() != root {
-            return self.run(call, &[send(input, 0, input.len(), root)]);
+            return self.run(call, &[send(input, 0, input.len(), root)], vec![input.share()]);
         }
         self.check_len("gather", &call, "output", output.len(), self.blocks(input.len()))?;
         let count = input.len();
@@ -313,7 +319,7 @@ impl DeviceCommunicator {
                 at => receive(output, at, count, from),
             })
             .collect();
-        self.run(call, &operations)
+        self.run(call, &operations, both(input, output))
     }
 
     /// Hands out `root`'s `input`, of one block of `output.len()` elements per rank: rank `r` gets block `r`. Elsewhere
@@ -331,7 +337,7 @@ impl DeviceCommunicator {
         let call = Call { root, ..collective(Collective::Scatter, T::DTYPE, count) };
         self.check_root("scatter", &call)?;
         if self.rank() != root {
-            return self.run(call, &[receive(output, 0, count, root)]);
+            return self.run(call, &[receive(output, 0, count, root)], vec![output.share()]);
         }
         self.check_len("scatter", &call, "input", input.len(), self.blocks(count))?;
         let operations: Vec<Operation> = (0..self.size())
@@ -340,7 +346,7 @@ impl DeviceCommunicator {
                 at => send(input, at, count, to),
             })
             .collect();
-        self.run(call, &operations)
+        self.run(call, &operations, both(input, output))
     }
 
     /// Block `j` of `input` goes to rank `j`, and block `j` of `output` comes from rank `j`.
@@ -356,14 +362,14 @@ impl DeviceCommunicator {
         let count = self.block("all_to_all", of(input.len()), input.len())?;
         self.check_len("all_to_all", &of(count), "output", output.len(), input.len())?;
         let me = self.rank();
-        let both = |rank: u32| {
+        let exchange = |rank: u32| {
             let at = rank as usize * count;
             [send(input, at, count, rank), receive(output, at, count, rank)]
         };
         let mut operations: Vec<Operation> =
-            (0..self.size()).filter(|rank| *rank != me).flat_map(both).collect();
+            (0..self.size()).filter(|rank| *rank != me).flat_map(exchange).collect();
         operations.push(copy(input, me as usize * count, output, me as usize * count, count));
-        self.run(of(count), &operations)
+        self.run(of(count), &operations, both(input, output))
     }
 
     /// Returns once every rank has called it, and its GPU has done all earlier calls.
@@ -372,8 +378,7 @@ impl DeviceCommunicator {
     /// [`CollectiveError`].
     pub fn barrier(&self) -> Result<()> {
         let call = Call { dtype: None, ..collective(Collective::Barrier, DType::U8, 0) };
-        let none: &[Operation] = &[];
-        self.run(call, none)?;
+        self.run(call, &[], Vec::new())?;
         // The stamps of neighbours are no barrier of all; the control communicator has one.
         self.shared.control.barrier().map_err(|error| self.shared.die(error, Some(call)))
     }

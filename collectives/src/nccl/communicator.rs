@@ -9,6 +9,7 @@ use super::exchange::{self, Exchange, Missed};
 use super::library::{Library, UniqueId};
 use super::memory::DeviceBuffer;
 use super::shared::Shared;
+use super::straight::Nearness;
 use super::stream::{Event, Stream};
 use super::watch::Watch;
 use crate::engine::{CollectiveError, Communicator, InvalidCall, Member};
@@ -28,12 +29,20 @@ pub struct DeviceOptions {
     pub timeout: Duration,
     /// How NCCL's unique id travels; `None` sends it by the communicator itself.
     pub exchange: Option<Arc<dyn Exchange>>,
+    /// Judges which network cards may read and write the GPU's memory; `None` takes all that can.
+    pub nearness: Option<Arc<dyn Nearness>>,
 }
 
 impl Default for DeviceOptions {
     /// The GPU with the rank's number, NCCL by the dynamic loader, 10 minutes.
     fn default() -> DeviceOptions {
-        DeviceOptions { device: None, library: None, timeout: Duration::from_secs(600), exchange: None }
+        DeviceOptions {
+            device: None,
+            library: None,
+            timeout: Duration::from_secs(600),
+            exchange: None,
+            nearness: None,
+        }
     }
 }
 
@@ -44,6 +53,7 @@ impl std::fmt::Debug for DeviceOptions {
             .field("library", &self.library)
             .field("timeout", &self.timeout)
             .field("exchange", &self.exchange.is_some())
+            .field("nearness", &self.nearness.is_some())
             .finish()
     }
 }

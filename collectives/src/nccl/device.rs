@@ -6,6 +6,13 @@ use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
 
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: the GPU sees what a card has written without more ado.
+const ORDERED_FOR_OWNER: u32 = 100;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST`: the driver has a function for that.
+const FLUSHED_BY_HOST: u32 = 1;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX` and `_TO_OWNER`.
+const FLUSH: (u32, u32) = (0, 100);
+
 /// Room for a device's name or bus address.
 const NAME_BYTES: usize = 128;
 
@@ -98,6 +105,31 @@ impl Device {
         newer && self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) == Some(1)
     }
 
+    /// Whether the GPU sees what a network card has written into its memory by itself.
+    fn orders_writes_of_others(&self) -> bool {
+        let ordering =
+            self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
+        ordering.is_some_and(|ordering| ordering >= ORDERED_FOR_OWNER)
+    }
+
+    /// Whether there is a way to have the GPU see what a network card has written into its memory.
+    ///
+    /// # Errors
+    /// What is missing, in words.
+    pub(super) fn takes_writes_of_others(&self) -> Result<(), String> {
+        let options =
+            self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
+        let flushes = options.is_some_and(|options| options & FLUSHED_BY_HOST != 0)
+            && Driver::get().is_ok_and(|driver| driver.flushing.is_some());
+        if flushes || self.orders_writes_of_others() {
+            return Ok(());
+        }
+        Err(format!(
+            "GPU {}: its driver has no way to tell when what a network card has written is there",
+            self.ordinal
+        ))
+    }
+
     fn attribute(&self, which: CUdevice_attribute) -> Option<u32> {
         let driver = Driver::get().ok()?;
         let mut value: c_int = 0;
@@ -159,6 +191,17 @@ impl Context {
 
     pub(super) fn driver(&self) -> &'static Driver {
         self.driver
+    }
+
+    /// Has the GPU see all that network cards have written into its memory so far (S1 of `straight`).
+    pub(super) fn see_writes_of_others(&self) -> Result<(), CudaError> {
+        let driver = self.enter()?;
+        let Some(flushing) = driver.flushing.filter(|_| !self.device.orders_writes_of_others()) else {
+            return Ok(());
+        };
+        // SAFETY: takes no memory, and the thread is in the context.
+        let flushed = unsafe { (flushing.cuFlushGPUDirectRDMAWrites)(FLUSH.0, FLUSH.1) };
+        driver.check("cuFlushGPUDirectRDMAWrites", flushed)
     }
 
     /// Makes it the calling thread's, and gives the driver for calls in it.

@@ -4,7 +4,7 @@
 use super::error::CudaError;
 use super::memory::DeviceBuffer;
 use cudarc::driver::sys::CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-use ringway_dataplane::memory::Element;
+use ringway_dataplane::memory::{DeviceMemory, Element};
 use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -44,6 +44,17 @@ pub enum DmabufError {
 }
 
 impl<T: Element> DeviceBuffer<T> {
+    /// The memory, as transports register and lend it. Exported once.
+    pub(super) fn on_device(&self) -> Result<&DeviceMemory, DmabufError> {
+        let export = || {
+            let device = self.context().device().ordinal();
+            let Exported { file, offset_bytes, len_bytes } = self.export()?;
+            let memory = DeviceMemory::new((self.address(), len_bytes), (file, offset_bytes), self.share());
+            memory.ok_or(DmabufError::Unsupported { device })
+        };
+        self.exported.get_or_init(export).as_ref().map_err(Clone::clone)
+    }
+
     /// Exports the pages that the buffer is in.
     ///
     /// # Errors

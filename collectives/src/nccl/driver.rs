@@ -61,11 +61,20 @@ symbols! {
     }
 }
 
+symbols! {
+    /// What drivers since CUDA 11.3 have besides.
+    struct Flushing {
+        cuFlushGPUDirectRDMAWrites: fn(c_uint, c_uint) -> u32;
+    }
+}
+
 /// The driver of this host, started.
 pub(super) struct Driver {
     pub(super) functions: Functions,
     /// `None` before CUDA 11.7.
     pub(super) newer: Option<Newer>,
+    /// `None` before CUDA 11.3.
+    pub(super) flushing: Option<Flushing>,
     pub(super) version: Version,
 }
 
@@ -94,7 +103,9 @@ impl Driver {
         let functions = functions.map_err(|symbol| Unavailable::DriverIncomplete { symbol })?;
         // SAFETY: as above.
         let newer = unsafe { Newer::resolve(&find) }.ok();
-        let mut driver = Driver { functions, newer, version: Version::OLDEST_DRIVER };
+        // SAFETY: as above.
+        let flushing = unsafe { Flushing::resolve(&find) }.ok();
+        let mut driver = Driver { functions, newer, flushing, version: Version::OLDEST_DRIVER };
         let mut code: c_int = 0;
         // SAFETY: the version may be asked for before anything else, and `code` is writable.
         let asked = driver.check("cuDriverGetVersion", unsafe { (functions.cuDriverGetVersion)(&mut code) });

@@ -3,7 +3,7 @@
 use super::calls::{message, receive, send};
 use super::comm::Operation;
 use super::communicator::DeviceCommunicator;
-use super::memory::DeviceBuffer;
+use super::memory::{DeviceBuffer, Kept};
 use super::order::{Said, With};
 use crate::engine::{CollectiveError, InvalidCall, MAX_TAG};
 use crate::reduce::ReduceOp;
@@ -19,6 +19,7 @@ pub struct DeviceGroup<'a> {
     comm: &'a DeviceCommunicator,
     said: Vec<Said>,
     operations: Vec<Operation>,
+    kept: Kept,
     buffers: PhantomData<&'a mut [u8]>,
 }
 
@@ -30,7 +31,7 @@ impl std::fmt::Debug for DeviceGroup<'_> {
 
 impl<'a> DeviceGroup<'a> {
     pub(super) fn new(comm: &'a DeviceCommunicator) -> DeviceGroup<'a> {
-        DeviceGroup { comm, said: Vec::new(), operations: Vec::new(), buffers: PhantomData }
+        DeviceGroup { comm, said: Vec::new(), operations: Vec::new(), kept: Vec::new(), buffers: PhantomData }
     }
 
     /// Adds [`DeviceCommunicator::send`].
@@ -42,6 +43,7 @@ impl<'a> DeviceGroup<'a> {
         self.check("send", "destination", call, to, tag)?;
         self.said.push(Said { call, with: With::To(to) });
         self.operations.push(send(buffer, 0, buffer.len(), to));
+        self.kept.push(buffer.share());
         Ok(())
     }
 
@@ -54,6 +56,7 @@ impl<'a> DeviceGroup<'a> {
         self.check("recv", "source", call, from, tag)?;
         self.said.push(Said { call, with: With::From(from) });
         self.operations.push(receive(buffer, 0, buffer.len(), from));
+        self.kept.push(buffer.share());
         Ok(())
     }
 
@@ -64,6 +67,7 @@ impl<'a> DeviceGroup<'a> {
     pub fn all_reduce<T: Element>(&mut self, buffer: &'a mut DeviceBuffer<T>, op: ReduceOp) -> Result<()> {
         let place = (buffer.address(), buffer.address());
         let planned = self.comm.plan_all_reduce::<T>(place, buffer.len(), op)?;
+        self.kept.push(buffer.share());
         self.said.push(Said { call: planned.call, with: With::Group });
         self.operations.push(planned.operation);
         Ok(())
@@ -78,9 +82,8 @@ impl<'a> DeviceGroup<'a> {
             return Ok(());
         }
         let shared = &self.comm.shared;
-        // SAFETY: the buffers are borrowed for as long as this group lives, which is until the ticket is finished. If that
-        // fails, NCCL was aborted, and the driver frees memory only when the GPU has left it.
-        let mut ticket = unsafe { shared.begin(&mut self.said, &self.operations) }?;
+        // SAFETY: the buffers are borrowed for as long as this group lives, which is until the ticket is finished.
+        let mut ticket = unsafe { shared.begin(&mut self.said, &self.operations, self.kept) }?;
         shared.finish(&mut ticket)
     }
 

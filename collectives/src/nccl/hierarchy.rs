@@ -1,4 +1,5 @@
-//! All-reduce where NCCL reaches only the GPUs of one host: NCCL inside, the transports of the engine between.
+//! Calls where NCCL reaches only the GPUs of one host: NCCL inside, the transports of the engine between. Here the
+//! all-reduce; what only moves is in `moves`.
 //!
 //! ```text
 //! each GPU       reduce_scatter inside: it has the sum of its host of one block
@@ -7,7 +8,7 @@
 //! ```
 //!
 //! A long vector goes in pieces, so that GPUs are at work on one while the network has another. The sums between hosts are
-//! made by processors, so the bytes are staged in memory of the host, and a NIC's own way to a GPU (dma-buf) would not
+//! made by processors, so the bytes are staged in memory of the host, and a NIC's own way to a GPU (`straight`) would not
 //! shorten that.
 //!
 //! - **Y1** All ranks begin the same calls of NCCL in the same order, whatever the network does meanwhile.
@@ -18,9 +19,11 @@ use super::comm::Operation;
 use super::communicator::{DeviceCommunicator, DeviceOptions};
 use super::error::{CudaError, DeviceError};
 use super::kind;
-use super::memory::{DeviceBuffer, PinnedBuffer};
+use super::memory::DeviceBuffer;
 use super::order::{Said, With};
-use super::shared::{Ticket, lock};
+use super::shared::Ticket;
+use super::staging::{Staged, Staging};
+use super::straight::Ways;
 use crate::engine::{Call, CollectiveError, Communicator, During, InvalidCall};
 use crate::reduce::ReduceOp;
 use crate::schedule::Collective;
@@ -29,17 +32,26 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 /// Bytes of a rank's block of one piece, at most.
-const PIECE_BYTES: usize = 4 << 20;
+pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 type Result<T> = std::result::Result<T, CollectiveError>;
 
-/// A group of ranks on several hosts whose vectors are in memory of GPUs, reduced by NCCL inside of hosts and by the engine
-/// between them.
+/// A group of ranks on several hosts whose vectors are in memory of GPUs: NCCL connects those inside of hosts, and the engine
+/// the hosts.
 pub struct Hierarchy {
-    inside: DeviceCommunicator,
-    between: Communicator,
-    /// Kept from call to call.
-    staged: Mutex<Option<PinnedBuffer<u8>>>,
+    pub(super) inside: DeviceCommunicator,
+    /// The ranks of this one's number on all hosts.
+    pub(super) between: Communicator,
+    /// All ranks, for messages.
+    pub(super) whole: Communicator,
+    /// The part of each rank, and its number there.
+    pub(super) places: Vec<(u32, u32)>,
+    pub(super) ways: Ways,
+    /// Whether blocks go straight among the ranks of `between`.
+    pub(super) is_straight: bool,
+    pub(super) staging: Staging,
+    /// The blocks of all hosts of one number, kept from call to call with their registration.
+    pub(super) gathered: Mutex<Option<DeviceBuffer<u8>>>,
 }
 
 impl std::fmt::Debug for Hierarchy {
@@ -78,13 +90,25 @@ impl Hierarchy {
         inside: Option<u32>,
         options: DeviceOptions,
     ) -> std::result::Result<Hierarchy, DeviceError> {
-        let (part, number) = place(comm, inside)?;
+        let hosts: Vec<&str> = comm.members().iter().map(|member| member.host.as_str()).collect();
+        let places = places(&hosts, inside)?;
+        let (part, number) = places[comm.rank() as usize];
         let some = || unreachable!("this rank gave a color");
         let mine = comm.split(Some(part), comm.rank())?.unwrap_or_else(some);
         let between = comm.split(Some(number), part)?.unwrap_or_else(some);
-        let inside =
-            DeviceCommunicator::new(&mine, options).inspect_err(|error| between.abort(error.to_string()))?;
-        Ok(Hierarchy { inside, between, staged: Mutex::default() })
+        let whole = comm.split(Some(0), comm.rank())?.unwrap_or_else(some);
+        let nearness = options.nearness.clone();
+        let abort = |error: &DeviceError| {
+            between.abort(error.to_string());
+            whole.abort(error.to_string());
+        };
+        let inside = DeviceCommunicator::new(&mine, options).inspect_err(abort)?;
+        let is_near = |rank: u32| places[rank as usize].0 == part;
+        let ways = Ways::find(&whole, &inside, nearness.as_deref(), &is_near).inspect_err(abort)?;
+        let same = (0..whole.size()).filter(|rank| places[*rank as usize].1 == number);
+        let is_straight = between.size() > 1 && ways.is_straight_among(&same.collect::<Vec<u32>>());
+        let (staging, gathered) = (Staging::default(), Mutex::default());
+        Ok(Hierarchy { inside, between, whole, places, ways, is_straight, staging, gathered })
     }
 
     /// The ranks that NCCL connects, with which buffers are allocated and copied.
@@ -96,16 +120,46 @@ impl Hierarchy {
     /// What carries the bytes, in one line.
     #[must_use]
     pub fn why(&self) -> String {
-        let dmabuf = if self.inside.device().has_dmabuf() { "has" } else { "does not have" };
         let between = (0..self.between.size()).find_map(|rank| self.between.route(rank));
+        let (moves, ways) = match self.told_ways() {
+            ways if ways.is_empty() => ("", ways),
+            ways => ("; what only moves ", ways),
+        };
         format!(
-            "{} among {} ranks; between {} of them by {}, staged through pinned memory of the host, as processors make \
-             the sums (the GPU {dmabuf} dma-buf)",
+            "{} among {} ranks; between {} of them by {}: sums staged through pinned memory of the host, as processors make \
+             them{moves}{ways}",
             self.inside.why(),
             self.inside.size(),
             self.between.size(),
             between.unwrap_or_else(|| self.between.transport_name().to_owned()),
         )
+    }
+
+    /// How what only moves gets to the ranks of other hosts: those of a kind together.
+    fn told_ways(&self) -> String {
+        let (part, _) = self.places[self.whole.rank() as usize];
+        let mut told: Vec<(String, Vec<String>)> = Vec::new();
+        for rank in (0..self.whole.size()).filter(|rank| self.places[*rank as usize].0 != part) {
+            let how = self.route_to(rank);
+            match told.iter_mut().find(|(known, _)| *known == how) {
+                Some((_, ranks)) => ranks.push(rank.to_string()),
+                None => told.push((how, vec![rank.to_string()])),
+            }
+        }
+        let told = told.iter().map(|(how, ranks)| format!("{how} (rank {})", ranks.join(", ")));
+        told.collect::<Vec<_>>().join("; ")
+    }
+
+    /// How what only moves gets to a rank, and why so, in one line.
+    #[must_use]
+    pub fn route_to(&self, rank: u32) -> String {
+        match self.ways.to(rank) {
+            Ok(cards) => format!("straight from GPU to GPU, by {}", cards.join(", ")),
+            Err(why) if self.places[rank as usize].0 == self.places[self.whole.rank() as usize].0 => {
+                why.clone()
+            }
+            Err(why) => format!("staged through pinned memory of the host, because {why}"),
+        }
     }
 
     /// Combines every rank's `buffer` element by element; all ranks end with the result. An average is taken inside and then
@@ -119,6 +173,7 @@ impl Hierarchy {
             let error =
                 self.inside.refuse("all_reduce", call, InvalidCall::NotByNccl { op, dtype: T::DTYPE });
             self.between.abort(error.to_string());
+            self.whole.abort(error.to_string());
             error
         })?;
         let (pieces, rest) = cut(buffer.len(), self.inside.size() as usize, size_of::<T>());
@@ -153,14 +208,14 @@ impl Hierarchy {
             Planned { call: collective(Collective::AllGather, T::DTYPE, piece.block), operation }
         };
         let mut gathers: Vec<Ticket> = Vec::with_capacity(pieces.len());
-        let mut scattered = pieces.first().map(|piece| self.begin(&scatter(piece))).transpose()?;
+        let mut scattered = pieces.first().map(|piece| self.begin(&scatter(piece), buffer)).transpose()?;
         for (at, piece) in pieces.iter().enumerate() {
             let Some(mut ticket) = scattered.take() else { break };
-            scattered = pieces.get(at + 1).map(|next| self.begin(&scatter(next))).transpose()?;
+            scattered = pieces.get(at + 1).map(|next| self.begin(&scatter(next), buffer)).transpose()?;
             self.inside.shared.finish(&mut ticket)?;
             let first = piece.first + rank * piece.block;
             self.between_hosts(buffer, first..first + piece.block, op)?;
-            gathers.push(self.begin(&gather(piece))?);
+            gathers.push(self.begin(&gather(piece), buffer)?);
             // Few are under way at once, however long the vector is.
             if let Some(before) = at.checked_sub(1) {
                 self.inside.shared.finish(&mut gathers[before])?;
@@ -181,18 +236,15 @@ impl Hierarchy {
         }
         let at = buffer.address_of(rest.start);
         let planned = self.inside.plan_all_reduce::<T>((at, at), rest.len(), op)?;
-        self.inside.shared.finish(&mut self.begin(&planned)?)?;
+        self.inside.shared.finish(&mut self.begin(&planned, buffer)?)?;
         self.between_hosts(buffer, rest, op)
     }
 
-    fn begin(&self, planned: &Planned) -> Result<Ticket> {
-        // SAFETY: the buffer is borrowed mutably until `all_reduce` returns, by when every ticket is finished, or NCCL was
-        // aborted; memory is freed by the driver only when the GPU has left it.
-        unsafe {
-            self.inside
-                .shared
-                .begin(&mut [Said { call: planned.call, with: With::Group }], &[planned.operation])
-        }
+    pub(super) fn begin<T: Element>(&self, planned: &Planned, buffer: &DeviceBuffer<T>) -> Result<Ticket> {
+        let said = &mut [Said { call: planned.call, with: With::Group }];
+        // SAFETY: the buffer is borrowed until the call returns, by when every ticket is finished or the call has failed, and
+        // its memory is kept.
+        unsafe { self.inside.shared.begin(said, &[planned.operation], vec![buffer.share()]) }
     }
 
     /// Reduces a part of the buffer with the ranks of the same number on all hosts, through pinned memory.
@@ -206,13 +258,8 @@ impl Hierarchy {
             return Ok(());
         }
         let bytes = part.len() * size_of::<T>();
-        let mut pinned = lock(&self.staged);
-        let failed = |error: CudaError| self.inside.shared.by_words(&error.to_string(), None);
-        if pinned.as_ref().is_none_or(|pinned| pinned.len() < bytes) {
-            *pinned = None;
-            *pinned = Some(PinnedBuffer::zeroed(self.inside.context(), bytes).map_err(failed)?);
-        }
-        let Some(pinned) = &mut *pinned else { unreachable!("it was just made") };
+        let failed = |error: CudaError| self.failed(&error);
+        let mut pinned = self.stage(bytes)?;
         let host: &mut [T] = bytemuck::cast_slice_mut(&mut pinned[..bytes]);
         let copies = &self.inside.shared.copies;
         buffer.copy_part_to(part.start, host, copies).map_err(failed)?;
@@ -220,39 +267,64 @@ impl Hierarchy {
         buffer.copy_part_from(part.start, host, copies).map_err(failed)
     }
 
-    /// Y2: whichever communicator has died, the other ends with it, in this rank's words.
-    fn die(&self, error: CollectiveError, call: Call) -> CollectiveError {
+    /// Pinned memory for a call.
+    pub(super) fn stage(&self, bytes: usize) -> Result<Staged<'_>> {
+        self.staging.take(self.inside.context(), bytes).map_err(|error| self.failed(&error))
+    }
+
+    /// The driver has failed.
+    pub(super) fn failed(&self, error: &CudaError) -> CollectiveError {
+        self.inside.shared.by_words(&error.to_string(), None)
+    }
+
+    /// Y2: whichever communicator has died, the others end with it, in this rank's words.
+    pub(super) fn die(&self, error: CollectiveError, call: Call) -> CollectiveError {
         self.inside.shared.by_words(&error.to_string(), Some(call));
-        let who = self.between.who(self.between.rank());
-        let message = error.to_string();
-        self.between.end_by(CollectiveError::Aborted { who, during: During::Call(call), message });
+        for other in [&self.between, &self.whole] {
+            let (who, message) = (other.who(other.rank()), error.to_string());
+            other.end_by(CollectiveError::Aborted { who, during: During::Call(call), message });
+        }
         error
     }
 }
 
-/// Which part a rank is in, and its number there.
-fn place(comm: &Communicator, inside: Option<u32>) -> std::result::Result<(u32, u32), DeviceError> {
-    let (rank, size) = (comm.rank(), comm.size());
+/// The part of each rank, from 0, and its number there: by so many neighbours, or by the ranks' hosts.
+fn places(hosts: &[&str], inside: Option<u32>) -> std::result::Result<Vec<(u32, u32)>, DeviceError> {
+    let size = hosts.len() as u32;
     if let Some(inside) = inside {
         return match size.is_multiple_of(inside.max(1)) && inside > 0 {
-            true => Ok((rank / inside, rank % inside)),
+            true => Ok((0..size).map(|rank| (rank / inside, rank % inside)).collect()),
             false => Err(DeviceError::Uneven { a: size, b: inside }),
         };
     }
-    let members = comm.members();
-    let on = |host: &str| members.iter().filter(|member| member.host == host).count() as u32;
-    let mine = &members[rank as usize].host;
-    if let Some(other) = members.iter().find(|member| on(&member.host) != on(mine)) {
-        return Err(DeviceError::Uneven { a: on(mine), b: on(&other.host) });
+    let mut parts: Vec<(&str, u32)> = Vec::new();
+    let mut places = Vec::with_capacity(hosts.len());
+    for host in hosts {
+        let part = parts.iter().position(|(known, _)| known == host).unwrap_or_else(|| {
+            parts.push((host, 0));
+            parts.len() - 1
+        });
+        places.push((part as u32, parts[part].1));
+        parts[part].1 += 1;
     }
-    let below = &members[..rank as usize];
-    let first = members.iter().position(|member| member.host == *mine).unwrap_or(0);
-    Ok((first as u32, below.iter().filter(|member| member.host == *mine).count() as u32))
+    match parts.iter().find(|(_, ranks)| *ranks != parts[0].1) {
+        Some((_, other)) => Err(DeviceError::Uneven { a: parts[0].1, b: *other }),
+        None => Ok(places),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_have_their_place_by_host_wherever_they_stand() {
+        assert_eq!(places(&["a", "b", "a", "b"], None).unwrap(), [(0, 0), (1, 0), (0, 1), (1, 1)]);
+        assert_eq!(places(&["b", "b", "a", "a"], None).unwrap(), [(0, 0), (0, 1), (1, 0), (1, 1)]);
+        assert_eq!(places(&["a"; 4], Some(2)).unwrap(), [(0, 0), (0, 1), (1, 0), (1, 1)]);
+        assert!(matches!(places(&["a", "b", "b"], None), Err(DeviceError::Uneven { a: 1, b: 2 })));
+        assert!(places(&["a"; 4], Some(3)).is_err() && places(&["a"; 4], Some(0)).is_err());
+    }
 
     /// Every element is in one piece or in the rest, and every block is as long on all ranks.
     #[test]

@@ -1,30 +1,75 @@
 //! Memory of GPUs, and memory of the host that a GPU reaches by itself.
 
 use super::device::Context;
+use super::dmabuf::DmabufError;
 use super::error::CudaError;
+use super::shared::lock;
 use super::stream::Stream;
+use crate::engine::Reporter;
 use cudarc::driver::sys::CUdeviceptr;
-use ringway_dataplane::memory::Element;
+use ringway_dataplane::memory::{DeviceMemory, Element};
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// A span of a GPU's memory, for as long as somebody has a share in it: a buffer, a call that is under way on the GPU, or a
+/// NIC that it is registered with.
+pub(super) struct Memory {
+    at: CUdeviceptr,
+    owner: Owner,
+    context: Arc<Context>,
+}
+
+/// Who gives the memory back.
+enum Owner {
+    /// The driver.
+    Driver,
+    /// Something else, which does so when this is dropped.
+    Other(#[expect(dead_code, reason = "it is there to be dropped")] Box<dyn Send + Sync>),
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if !matches!(self.owner, Owner::Driver) {
+            return;
+        }
+        // SAFETY: allocated once and freed once, as the last share goes; the driver waits for the work that uses it.
+        let free = |driver: &super::driver::Driver| unsafe { (driver.functions.cuMemFree_v2)(self.at) };
+        let done = self.context.enter().and_then(|d| d.check("cuMemFree", free(d)));
+        if let Err(error) = done {
+            tracing::debug!(%error, "at the end of a buffer");
+        }
+    }
+}
+
+/// Memory that is not given back before a call on it is over, or NCCL was aborted.
+pub(super) type Kept = Vec<Arc<Memory>>;
 
 /// Elements in the memory of a GPU.
 ///
-/// Freeing waits for the GPU, as the driver does it, so memory is never given to others under work that goes on.
+/// The memory is given back when this is dropped and no call goes on with it; freeing it waits for the GPU, as the driver does
+/// it. So memory is never given to others under work that goes on.
 pub struct DeviceBuffer<T: Element> {
-    at: CUdeviceptr,
+    memory: Arc<Memory>,
     len: usize,
-    owned: bool,
-    context: Arc<Context>,
+    /// For network cards, and whose transports have registered it with them.
+    pub(super) exported: OnceLock<Result<DeviceMemory, DmabufError>>,
+    known_to: Mutex<Vec<Reporter>>,
     elements: PhantomData<T>,
 }
 
 impl<T: Element> std::fmt::Debug for DeviceBuffer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "DeviceBuffer({} x {} at {:#x}, {:?})", T::DTYPE, self.len, self.at, self.context)
+        write!(
+            f,
+            "DeviceBuffer({} x {} at {:#x}, {:?})",
+            T::DTYPE,
+            self.len,
+            self.memory.at,
+            self.memory.context
+        )
     }
 }
 
@@ -40,8 +85,7 @@ impl<T: Element> DeviceBuffer<T> {
         let mut at: CUdeviceptr = 0;
         // SAFETY: `at` is writable, and the thread is in the context.
         driver.check("cuMemAlloc", unsafe { (driver.functions.cuMemAlloc_v2)(&mut at, bytes) })?;
-        let buffer =
-            DeviceBuffer { at, len, owned: true, context: Arc::clone(context), elements: PhantomData };
+        let buffer = DeviceBuffer::of(Memory { at, owner: Owner::Driver, context: Arc::clone(context) }, len);
         // SAFETY: there are `bytes` bytes at `at`, which nobody else knows.
         let filled = unsafe { (driver.functions.cuMemsetD8Async)(at, 0, bytes, stream.raw()) };
         driver.check("cuMemsetD8Async", filled)?;
@@ -49,13 +93,38 @@ impl<T: Element> DeviceBuffer<T> {
         Ok(buffer)
     }
 
-    /// Memory that something else has allocated: a framework's tensor.
+    fn of(memory: Memory, len: usize) -> DeviceBuffer<T> {
+        let (exported, known_to) = (OnceLock::new(), Mutex::default());
+        DeviceBuffer { memory: Arc::new(memory), len, exported, known_to, elements: PhantomData }
+    }
+
+    /// Memory that something else has allocated: a framework's tensor, in which `owner` is a share. It is dropped with this, or,
+    /// where a GPU does not give up a call that has failed, when the GPU has.
     ///
     /// # Safety
-    /// There are `len` elements at `address` in the memory of the GPU of `context`, which outlive this and are used by
-    /// nobody else while a call on this is under way.
-    pub unsafe fn borrowed(context: &Arc<Context>, address: u64, len: usize) -> DeviceBuffer<T> {
-        DeviceBuffer { at: address, len, owned: false, context: Arc::clone(context), elements: PhantomData }
+    /// There are `len` elements at `address` in the memory of the GPU of `context`, which stay there until `owner` is dropped
+    /// and are used by nobody else while a call on this is under way.
+    pub unsafe fn borrowed(
+        context: &Arc<Context>,
+        address: u64,
+        len: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> DeviceBuffer<T> {
+        let owner = Owner::Other(Box::new(owner));
+        DeviceBuffer::of(Memory { at: address, owner, context: Arc::clone(context) }, len)
+    }
+
+    /// An engine's transports have it registered: they are told when it goes.
+    pub(super) fn is_known_to(&self, engine: &Reporter) {
+        let mut known_to = lock(&self.known_to);
+        if !known_to.iter().any(|known| known.is(engine)) {
+            known_to.push(engine.clone());
+        }
+    }
+
+    /// A share in the memory, for a call.
+    pub(super) fn share(&self) -> Arc<Memory> {
+        Arc::clone(&self.memory)
     }
 
     /// Number of elements.
@@ -73,19 +142,19 @@ impl<T: Element> DeviceBuffer<T> {
     /// Where it is, in the GPU's addresses.
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.at
+        self.memory.at
     }
 
     /// What it is in.
     #[must_use]
     pub fn context(&self) -> &Arc<Context> {
-        &self.context
+        &self.memory.context
     }
 
     /// Where element `index` is.
     pub(super) fn address_of(&self, index: usize) -> u64 {
         debug_assert!(index <= self.len);
-        self.at + (index * size_of::<T>()) as u64
+        self.memory.at + (index * size_of::<T>()) as u64
     }
 
     /// Copies `from` here, through `stream`, and waits for it.
@@ -124,7 +193,7 @@ impl<T: Element> DeviceBuffer<T> {
         if from.is_empty() {
             return Ok(());
         }
-        let driver = self.context.enter()?;
+        let driver = self.memory.context.enter()?;
         let (at, bytes) = (self.address_of(first), size_of_val(from));
         // SAFETY: there are as many bytes on both sides, and the copy is waited for before the loans end.
         let begun =
@@ -144,7 +213,7 @@ impl<T: Element> DeviceBuffer<T> {
         if to.is_empty() {
             return Ok(());
         }
-        let driver = self.context.enter()?;
+        let driver = self.memory.context.enter()?;
         let (at, bytes) = (self.address_of(first), size_of_val(to));
         // SAFETY: as above; any bits are an element.
         let begun = unsafe {
@@ -155,16 +224,12 @@ impl<T: Element> DeviceBuffer<T> {
 }
 
 impl<T: Element> Drop for DeviceBuffer<T> {
+    /// The registration goes before the memory (S2 of `straight`), which it would otherwise keep until room is needed.
     fn drop(&mut self) {
-        if !self.owned {
-            return;
-        }
-        // SAFETY: allocated once and freed once; the driver waits for the work that uses it.
-        let free = |driver: &super::driver::Driver| unsafe { (driver.functions.cuMemFree_v2)(self.at) };
-        let done = self.context.enter().and_then(|d| d.check("cuMemFree", free(d)));
-        if let Err(error) = done {
-            tracing::debug!(%error, "at the end of a buffer");
-        }
+        let Some(Ok(memory)) = self.exported.take() else { return };
+        let id = memory.id();
+        drop(memory);
+        lock(&self.known_to).iter().for_each(|engine| engine.forget(id));
     }
 }
 

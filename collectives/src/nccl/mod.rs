@@ -1,7 +1,8 @@
 //! Collectives over memory of GPUs, by NCCL, with the failure contract of the engine around them.
 //!
 //! ```text
-//! hierarchy                       NCCL inside of hosts, the engine between them
+//! hierarchy, moves                NCCL inside of hosts, the engine between them: sums, and what only moves
+//!   straight, staging             between GPUs of two hosts: whether straight or by way of the hosts' memory, and why
 //! communicator, calls, group, handle   what users hold; the calls, some at once, or started
 //!   exchange                      how NCCL's unique id gets to all ranks
 //!   shared, pause                 beginning calls, waiting for them, and how the communicator dies
@@ -25,6 +26,8 @@
 //! - **N4** NCCL is asked for nothing while something that it was asked for goes on in the background.
 //! - **N5** A blocking call returns well only if the GPU has done it and the ranks that it is compared with (`order`) called
 //!   the same: in groups of up to 8 all of them.
+//! - **N6** Memory that a call has given to NCCL is not given back before the call has ended well, or NCCL was aborted, however
+//!   long the GPU takes for that.
 
 mod calls;
 mod comm;
@@ -40,9 +43,12 @@ mod hierarchy;
 mod kind;
 mod library;
 mod memory;
+mod moves;
 mod order;
 mod pause;
 mod shared;
+mod staging;
+mod straight;
 mod stream;
 mod survey;
 mod symbols;
@@ -58,5 +64,6 @@ pub use handle::DeviceHandle;
 pub use hierarchy::Hierarchy;
 pub use library::{FILES, Library, UniqueId};
 pub use memory::{DeviceBuffer, PinnedBuffer};
+pub use straight::Nearness;
 pub use stream::{Event, Stream};
 pub use survey::{DeviceFacts, DriverFacts, LibraryFacts, Survey};

@@ -4,6 +4,7 @@
 use super::comm::{Comm, Fault, Operation};
 use super::device::Context;
 use super::library::Library;
+use super::memory::Kept;
 use super::order::{Order, Said};
 use super::pause::Pause;
 use super::stream::{Event, Stream};
@@ -11,7 +12,8 @@ use crate::engine::{Call, CollectiveError, Communicator, During};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-/// How long a GPU may take to give up what is under way, before the call returns without it.
+/// How long a GPU may take to give up what is under way, before the call returns without it; or as long as a call may take,
+/// where that is less. What the GPU may still be at is kept until it has (N6).
 const ABORT_LIMIT: Duration = Duration::from_secs(5);
 /// How long it is waited for the control plane to name who is lost, when NCCL notices a failure first.
 const BLAME_LIMIT: Duration = Duration::from_millis(500);
@@ -32,6 +34,8 @@ pub(super) struct Ticket {
     checks_until: u64,
     pub(super) call: Call,
     since: Instant,
+    /// What the GPU is at.
+    kept: Kept,
 }
 
 impl Ticket {
@@ -63,12 +67,21 @@ pub(super) struct Started {
     pub(super) closing: bool,
 }
 
+/// What a GPU may be at while NCCL is being aborted (N6).
+#[derive(Default)]
+struct Remains {
+    kept: Kept,
+    /// The GPU has given up all work.
+    over: bool,
+}
+
 /// Fields are dropped in this order: what NCCL holds, then what it was made with.
 pub(super) struct Shared {
     /// `None` once it was aborted.
     comm: Mutex<Option<Comm>>,
     order: Mutex<Order>,
     dead: Mutex<Option<CollectiveError>>,
+    remains: Arc<Mutex<Remains>>,
     pub(super) started: Mutex<Started>,
     pub(super) changed: Condvar,
     pub(super) stream: Stream,
@@ -91,6 +104,7 @@ impl Shared {
             comm: Mutex::default(),
             order: Mutex::default(),
             dead: Mutex::default(),
+            remains: Arc::default(),
             started: Mutex::default(),
             changed: Condvar::new(),
             stream,
@@ -136,9 +150,14 @@ impl Shared {
     /// Begins a call: operations that go to NCCL as one, and what is said of them to other ranks. `calls` is not empty.
     ///
     /// # Safety
-    /// The memory of the operations stays, and is used by nobody else, until the ticket is finished or the stream has come
-    /// past it; [`Comm`] says which memory.
-    pub(super) unsafe fn begin(&self, calls: &mut [Said], operations: &[Operation]) -> Result<Ticket> {
+    /// The memory of the operations is that of `kept`, and is used by nobody else until the ticket is finished or the stream
+    /// has come past it; [`Comm`] says which memory.
+    pub(super) unsafe fn begin(
+        &self,
+        calls: &mut [Said],
+        operations: &[Operation],
+        kept: Kept,
+    ) -> Result<Ticket> {
         if let Some(error) = self.failure() {
             return Err(error);
         }
@@ -157,7 +176,7 @@ impl Shared {
             return Err(self.die_unknown(call));
         };
         // First the GPU gets its work; what is said to other ranks goes on in its shadow.
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller promises it, and the memory is kept until the call is over or NCCL was aborted (N6).
         let enqueued = unsafe { live.enqueue(operations, &self.stream) };
         let said = calls.iter().try_for_each(|said| order.say(&self.control, said));
         let settled = enqueued.map(|()| said.and_then(|()| self.accepted(live, &mut order, call, since)));
@@ -166,6 +185,7 @@ impl Shared {
             Ok(Ok(())) => self.record(&mut order),
             Ok(Err(error)) => {
                 drop(order);
+                self.keep(kept);
                 return Err(self.die(error, Some(call)));
             }
             Err(fault) => Err(fault),
@@ -173,8 +193,11 @@ impl Shared {
         let checks_until = order.until();
         drop(order);
         match recorded {
-            Ok(event) => Ok(Ticket { event: Some(event), checks_until, call, since }),
-            Err(fault) => Err(self.by_fault(&fault, Some(call))),
+            Ok(event) => Ok(Ticket { event: Some(event), checks_until, call, since, kept }),
+            Err(fault) => {
+                self.keep(kept);
+                Err(self.by_fault(&fault, Some(call)))
+            }
         }
     }
 
@@ -196,6 +219,24 @@ impl Shared {
         }
     }
 
+    /// Waits until the GPU has done all that it was given before, so that somebody else may touch its memory (S1 of
+    /// `straight`).
+    pub(super) fn drain(&self, call: Call) -> Result<()> {
+        if let Some(error) = self.failure() {
+            return Err(error);
+        }
+        let fault = |error| self.by_fault(&Fault::from(error), Some(call));
+        let event = Event::new(&self.context).map_err(fault)?;
+        event.record(&self.stream).map_err(fault)?;
+        let (pause, since) = (Pause::new(), Instant::now());
+        while !event.is_done().map_err(fault)? {
+            let over = self.control.look().and_then(|()| self.glance(call, since, false));
+            over.map_err(|error| self.die(error, Some(call)))?;
+            pause.once();
+        }
+        Ok(())
+    }
+
     fn record(&self, order: &mut Order) -> std::result::Result<Arc<Event>, Fault> {
         let event = order.events.pop().map_or_else(|| Event::new(&self.context).map(Arc::new), Ok)?;
         event.record(&self.stream)?;
@@ -205,12 +246,16 @@ impl Shared {
     /// Waits for the end of a call: the GPU has done it, and the neighbours have called the same.
     pub(super) fn finish(&self, ticket: &mut Ticket) -> Result<()> {
         let Some(event) = ticket.event.take() else { return Ok(()) };
+        let kept = std::mem::take(&mut ticket.kept);
         match self.wait(&event, ticket) {
             Ok(()) => {
                 lock(&self.order).events.push(event);
                 Ok(())
             }
-            Err(error) => Err(self.die(error, Some(ticket.call))),
+            Err(error) => {
+                self.keep(kept);
+                Err(self.die(error, Some(ticket.call)))
+            }
         }
     }
 
@@ -314,20 +359,36 @@ impl Shared {
         cause
     }
 
+    /// N6: the call has failed, and the GPU may be at this memory until NCCL was aborted.
+    fn keep(&self, kept: Kept) {
+        let mut remains = lock(&self.remains);
+        if !remains.over {
+            remains.kept.extend(kept);
+        }
+    }
+
     /// On a thread of its own, as a GPU that has failed may never answer.
     fn abort_nccl(&self) {
         let Some(comm) = lock(&self.comm).take() else { return };
         let (tell, told) = mpsc::channel();
+        let remains = Arc::clone(&self.remains);
+        let limit = ABORT_LIMIT.min(self.timeout);
         let abort = move || {
             drop(comm);
+            let mut remains = lock(&remains);
+            remains.over = true;
+            let kept = std::mem::take(&mut remains.kept);
+            drop(remains);
+            drop(kept);
             // Nobody waits any more once the limit has passed.
             let _ = tell.send(());
         };
         match std::thread::Builder::new().name("ringway-nccl-abort".into()).spawn(abort) {
-            Ok(_) if told.recv_timeout(ABORT_LIMIT).is_ok() => {}
-            Ok(_) => {
-                tracing::error!("GPU {} has not given up its work within {ABORT_LIMIT:?}", self.ordinal())
-            }
+            Ok(_) if told.recv_timeout(limit).is_ok() => {}
+            Ok(_) => tracing::error!(
+                "GPU {} has not given up its work within {limit:?}: its memory is kept until it has",
+                self.ordinal()
+            ),
             // It was aborted as the closure was dropped.
             Err(error) => tracing::debug!(%error, "no thread to abort on"),
         }

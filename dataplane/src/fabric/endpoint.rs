@@ -292,6 +292,32 @@ impl Transport for Endpoint {
         self.ways.iter_mut().for_each(|w| w.transport.deregister(region));
     }
 
+    fn reaches_devices(&self, with: Peer) -> Result<Vec<String>, String> {
+        let way = self.route(with).ok_or_else(|| "it is not reached at all".to_owned())?;
+        self.ways[way].transport.reaches_devices(with)
+    }
+
+    /// With every transport that has a use for it; one at least.
+    fn keep_registered(&mut self, region: &Region) -> Result<(), RegisterError> {
+        let mut kept = Vec::new();
+        for way in &mut self.ways {
+            match way.transport.keep_registered(region) {
+                Err(RegisterError::Useless) => kept.push(false),
+                Ok(()) => kept.push(true),
+                Err(why) => {
+                    let those = self.ways.iter_mut().zip(&kept).filter(|(_, kept)| **kept);
+                    those.for_each(|(way, _)| way.transport.release_registered(region.id()));
+                    return Err(why);
+                }
+            }
+        }
+        if kept.contains(&true) { Ok(()) } else { Err(RegisterError::Useless) }
+    }
+
+    fn release_registered(&mut self, region: RegionId) {
+        self.ways.iter_mut().for_each(|w| w.transport.release_registered(region));
+    }
+
     fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
         let bad = |why: &str| ConnectError::BadAddress { peer, why: why.to_owned() };
         let theirs = read_offers(to).map_err(bad)?;

@@ -21,6 +21,8 @@ pub(super) struct Span {
     pub(super) slot: u32,
     /// All of the region's memory.
     pub(super) whole: (NonNull<u8>, usize),
+    /// Of a device's memory (I6).
+    pub(super) device: bool,
     /// Keeps owned memory mapped (I2). Borrowed memory has none: its scope waits for the lease (I3).
     pub(super) keep: Option<Arc<Mapping>>,
     /// Keeps shared memory from being reused (I5).
@@ -74,6 +76,10 @@ impl Block {
         }
     }
 
+    pub(super) fn mapping(&self) -> Option<&Arc<Mapping>> {
+        self.keep.as_ref()
+    }
+
     /// The region.
     pub fn region(&self) -> RegionId {
         self.region
@@ -115,8 +121,12 @@ pub struct ReadLease(pub(super) Span);
 pub struct WriteLease(pub(super) Span);
 
 impl ReadLease {
-    /// The bytes.
+    /// The bytes; none of memory of a device (I6).
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
+        if self.0.device {
+            return &[];
+        }
         // SAFETY: the span is mapped for as long as the lease lives (I2, I3) and the ledger lends it to readers
         // only (I1), so nobody writes it.
         unsafe { std::slice::from_raw_parts(self.0.start, self.0.len) }
@@ -124,14 +134,22 @@ impl ReadLease {
 }
 
 impl WriteLease {
-    /// The bytes.
+    /// The bytes; none of memory of a device (I6).
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
+        if self.0.device {
+            return &[];
+        }
         // SAFETY: as in `bytes_mut`; `&self` forbids a write by the holder meanwhile.
         unsafe { std::slice::from_raw_parts(self.0.start, self.0.len) }
     }
 
-    /// The bytes, to write.
+    /// The bytes, to write; none of memory of a device (I6).
+    #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.0.device {
+            return &mut [];
+        }
         // SAFETY: the span is mapped for as long as the lease lives (I2, I3), and the ledger lends it to nobody
         // else (I1).
         unsafe { std::slice::from_raw_parts_mut(self.0.start, self.0.len) }
@@ -149,6 +167,12 @@ macro_rules! span_facts {
             /// Whether the span has no bytes.
             pub fn is_empty(&self) -> bool {
                 self.0.len == 0
+            }
+
+            /// Whether it is of a device's memory, whose bytes no processor touches (I6).
+            #[inline]
+            pub fn is_on_device(&self) -> bool {
+                self.0.device
             }
 
             /// The region that lent it: what a transport looks its registration up by.
@@ -181,7 +205,20 @@ pub enum Lease {
 }
 
 impl Lease {
-    /// The bytes.
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Lease::Read(l) => l.len(),
+            Lease::Write(l) => l.len(),
+        }
+    }
+
+    /// Whether the span has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes; none of memory of a device (I6).
     pub fn bytes(&self) -> &[u8] {
         match self {
             Lease::Read(l) => l.bytes(),

@@ -1,6 +1,7 @@
 //! Memory that a device or a kernel may read or write after the code that lent it has moved on.
 //!
 //! - [`arena`]: the file that other processes of this host are shown blocks by.
+//! - [`device`]: memory that a network card reaches and no processor touches.
 //! - [`dtype`]: the element types that travel.
 //! - [`region`]: a span of bytes with a ledger of what is lent out of it.
 //! - [`lease`]: the move-only tokens that a transport holds meanwhile.
@@ -15,8 +16,10 @@
 //! - **I4** A lease that comes back to the wrong region is refused and changes nothing.
 //! - **I5** Shared bytes are written by nobody while there is a second view or any lease of them; the memory goes back to
 //!   its pool when the last of these is gone.
+//! - **I6** No processor reads or writes memory of a device: its regions and leases give no bytes out.
 
 pub mod arena;
+pub mod device;
 pub mod dtype;
 pub mod lease;
 pub mod pool;
@@ -25,6 +28,7 @@ pub mod room;
 pub mod shared;
 
 pub use arena::{place_in_arena, share_blocks};
+pub use device::DeviceMemory;
 pub use dtype::{Bool, DType, Element};
 pub use lease::{Block, Lease, ReadLease, WriteLease};
 pub use pool::{AllocError, Buffer, HugePages, Pool};

@@ -157,7 +157,7 @@ impl Pool {
 }
 
 pub(super) fn put_back(shelf: &Mutex<Shelf>, keep_bytes: usize, region: Region) {
-    if region.outstanding() > 0 {
+    if region.outstanding() > 0 || region.is_on_device() {
         return;
     }
     let Some(block) = region.into_mapping() else { return };

@@ -1,5 +1,6 @@
 //! A span of bytes with a ledger of what is lent out of it.
 
+use super::device::Backing;
 use super::lease::{Block, Lease, ReadLease, Span, WriteLease};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,6 +31,8 @@ pub(super) struct Mapping {
     pub(super) id: RegionId,
     /// How many [`Block`]s there are of it: registrations, which do not keep it from being used again.
     pub(super) blocks: AtomicUsize,
+    /// What memory of a device has in place of pages; the address is then the device's own.
+    pub(super) device: Option<Backing>,
 }
 
 // SAFETY: a mapping is an address range; who may touch which byte is the ledger's business (I1).
@@ -63,10 +66,17 @@ impl Trace {
 impl Mapping {
     /// A new mapping of one mmap call, or block of the arena.
     pub(super) fn new(base: NonNull<u8>, len: usize) -> Arc<Mapping> {
-        let mapping = Arc::new(Mapping { base, len, id: RegionId::next(), blocks: AtomicUsize::new(0) });
+        let (id, blocks) = (RegionId::next(), AtomicUsize::new(0));
+        let mapping = Arc::new(Mapping { base, len, id, blocks, device: None });
         let mut live = LIVE.write().unwrap_or_else(PoisonError::into_inner);
         live.insert(base.as_ptr().addr(), (len, Arc::downgrade(&mapping)));
         mapping
+    }
+
+    /// Memory of a device. It is not found by its address, which may be one of the host's too.
+    pub(super) fn of_device(base: NonNull<u8>, len: usize, device: Backing) -> Arc<Mapping> {
+        let (id, blocks) = (RegionId::next(), AtomicUsize::new(0));
+        Arc::new(Mapping { base, len, id, blocks, device: Some(device) })
     }
 
     /// Whether the one who asks is the only one to use the memory, whoever has it registered.
@@ -89,6 +99,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.device.is_some() {
+            return;
+        }
         // Before the address can be another mapping's.
         LIVE.write().unwrap_or_else(PoisonError::into_inner).remove(&self.base.as_ptr().addr());
         UNMAPPED.fetch_add(1, Ordering::Release);
@@ -119,6 +132,8 @@ pub struct Region {
     id: RegionId,
     keep: Option<Arc<Mapping>>,
     writable: bool,
+    /// Of a device's memory (I6).
+    device: bool,
     ledger: Vec<Lent>,
     free: Vec<u32>,
 }
@@ -159,6 +174,9 @@ pub enum LendError {
     /// The region was made from shared memory and cannot be written.
     #[error("the region is read-only: it was made from a shared borrow")]
     ReadOnly,
+    /// The memory is a device's: it is lent to transports that reach it, and to nobody else.
+    #[error("the region is memory of a device, which no processor reads or writes")]
+    OnDevice,
     /// [`MAX_LEASES`] are out.
     #[error("{MAX_LEASES} leases of this region are out: complete some operations first")]
     TooMany,
@@ -185,6 +203,7 @@ impl Region {
             id: RegionId(0),
             keep: None,
             writable: true,
+            device: false,
             ledger: Vec::new(),
             free: Vec::new(),
         }
@@ -195,6 +214,24 @@ impl Region {
         let keep = Mapping::of(base, len);
         let id = keep.as_ref().map_or_else(RegionId::next, |mapping| mapping.id);
         Region { base, len, id, keep, ..Region::blank() }
+    }
+
+    /// A part of a device's memory.
+    pub(super) fn of_device(mapping: Arc<Mapping>, span: Range<usize>) -> Result<Region, LendError> {
+        let (start, end, len) = (span.start, span.end, mapping.len);
+        if start > end || end > len {
+            return Err(LendError::OutOfBounds { start, end, len });
+        }
+        // It is an address to count with, and no more.
+        let base = mapping.base.map_addr(|at| at.saturating_add(start));
+        Ok(Region {
+            base,
+            len: end - start,
+            id: mapping.id,
+            keep: Some(mapping),
+            device: true,
+            ..Region::blank()
+        })
     }
 
     pub(super) fn mapping(&self) -> Option<Arc<Mapping>> {
@@ -223,6 +260,13 @@ impl Region {
     /// Whether the memory belongs to the region (and may be registered for good) or is borrowed for a call.
     pub fn is_owned(&self) -> bool {
         self.keep.is_some()
+    }
+
+    /// Whether it is memory of a device (I6), which only operations with peers that
+    /// [`reaches_devices`](crate::transport::Transport::reaches_devices) names a way to may be lent.
+    #[inline]
+    pub fn is_on_device(&self) -> bool {
+        self.device
     }
 
     /// Address of the first byte, for registration.
@@ -275,6 +319,12 @@ impl Region {
         }
     }
 
+    /// I6
+    #[inline]
+    fn check_host(&self) -> Result<(), LendError> {
+        if self.device { Err(LendError::OnDevice) } else { Ok(()) }
+    }
+
     #[inline]
     fn lend(&mut self, span: Range<usize>, write: bool) -> Result<Span, LendError> {
         self.check(&span, write)?;
@@ -290,8 +340,8 @@ impl Region {
             }
             None => return Err(LendError::TooMany),
         };
-        // SAFETY: `check` has bounded the span by the region's length.
-        let start = unsafe { self.base.as_ptr().add(span.start) };
+        // `check` has bounded the span by the region's length.
+        let start = self.base.as_ptr().wrapping_add(span.start);
         let whole = (self.base, self.len);
         Ok(Span {
             start,
@@ -299,6 +349,7 @@ impl Region {
             region: self.id,
             slot,
             whole,
+            device: self.device,
             keep: self.keep.clone(),
             _shared: None,
         })
@@ -343,9 +394,10 @@ impl Region {
     /// Reads `span` in place.
     ///
     /// # Errors
-    /// [`LendError`] when the span is out of bounds or any of it is lent to a writer.
+    /// [`LendError`] when the span is out of bounds or any of it is lent to a writer, or memory of a device.
     pub fn bytes(&self, span: Range<usize>) -> Result<&[u8], LendError> {
         self.check(&span, false)?;
+        self.check_host()?;
         // SAFETY: in bounds, mapped while `self` lives, and no writer has any of it (I1).
         Ok(unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(span.start), span.len()) })
     }
@@ -353,9 +405,11 @@ impl Region {
     /// Writes `span` in place.
     ///
     /// # Errors
-    /// [`LendError`] when the span is out of bounds, the region is read-only, or any of the span is lent.
+    /// [`LendError`] when the span is out of bounds, the region is read-only, any of the span is lent, or it is memory of a
+    /// device.
     pub fn bytes_mut(&mut self, span: Range<usize>) -> Result<&mut [u8], LendError> {
         self.check(&span, true)?;
+        self.check_host()?;
         // SAFETY: in bounds, mapped while `self` lives, lent to nobody (I1), and `&mut self` excludes others.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(span.start), span.len()) })
     }

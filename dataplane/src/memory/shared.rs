@@ -269,6 +269,7 @@ impl SharedBytes {
             region,
             slot: NO_SLOT,
             whole,
+            device: false,
             keep,
             _shared: Some(Arc::clone(&self.owned)),
         })

@@ -24,6 +24,7 @@ use super::registration::{Pinned, Registered};
 use super::request::{Kind as Request, WrId, distance};
 use super::verbs::{Sge, VerbsError, WorkCompletion};
 use super::wire::{self, OVERHEAD_BYTES};
+use crate::memory::ReadLease;
 use crate::transport::matching::header::Whole;
 use crate::transport::matching::{Frame, Kind, Matcher, Place, Retired};
 use crate::transport::{Cause, CauseKind, Copies, Event, Note, OpId};
@@ -343,7 +344,11 @@ impl Connection {
                         written = true;
                     }
                     _ => {
-                        let lease = matcher.outgoing(payload.slot).map_or(&[][..], |l| l.bytes());
+                        let lease = matcher.outgoing(payload.slot);
+                        if lease.is_some_and(ReadLease::is_on_device) {
+                            return Err(self.violation("receives in memory that its devices do not reach, for memory of a device here"));
+                        }
+                        let lease = lease.map_or(&[][..], |l| l.bytes());
                         let end = payload.offset + payload.len;
                         self.send(&frame, lease.get(payload.offset..end).unwrap_or(&[]))?;
                         self.copied_bytes += payload.len as u64;

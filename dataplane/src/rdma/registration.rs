@@ -6,6 +6,8 @@
 //! - **G2** What is pinned stays within the limit in bytes. What does not fit is not registered, and travels in frames.
 //! - **G3** A refusal of the system is not asked for again at every operation: it lowers the limit to what was pinned then
 //!   ([`Limit`]), for [`RETRY_AFTER`] refusals.
+//! - **G4** Memory of a device is registered by its dma-buf, counted and dropped like any other, and never without a
+//!   registration while an operation has it: it is held from before it is lent ([`Registry::keep`]).
 
 use super::verbs::{Access, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::memory::{Block, RegionId};
@@ -169,6 +171,8 @@ impl Limit {
 pub(super) struct Registry {
     domains: Vec<Option<Arc<ProtectionDomain>>>,
     known: HashMap<RegionId, Vec<Arc<Registered>>>,
+    /// What is held besides by operations, and how often (G4).
+    kept: HashMap<RegionId, (Arc<Registered>, u32)>,
     pinned_bytes: u64,
     limit: Limit,
     clock: u64,
@@ -177,9 +181,9 @@ pub(super) struct Registry {
 impl Registry {
     /// For these devices, in their order; pins up to `limit_bytes` at a time.
     pub(super) fn new(domains: Vec<Arc<ProtectionDomain>>, limit_bytes: u64) -> Registry {
-        let known = HashMap::new();
+        let (known, kept) = (HashMap::new(), HashMap::new());
         let domains = domains.into_iter().map(Some).collect();
-        Registry { domains, known, pinned_bytes: 0, limit: Limit::new(limit_bytes), clock: 0 }
+        Registry { domains, known, kept, pinned_bytes: 0, limit: Limit::new(limit_bytes), clock: 0 }
     }
 
     /// Registers the memory, or finds that it is; `None`: it cannot be.
@@ -204,6 +208,33 @@ impl Registry {
         self.register(block, true).map(|made| made.is_some())
     }
 
+    /// Registers the memory, and holds it until [`Self::release_kept`] (G4). `false`: it is over the limit.
+    pub(super) fn keep(&mut self, block: &Block) -> Result<bool, VerbsError> {
+        if let Some((_, times)) = self.kept.get_mut(&block.region()) {
+            *times += 1;
+            return Ok(true);
+        }
+        self.clock += 1;
+        let found = self.known.get(&block.region()).and_then(|all| all.iter().find(|r| r.writable).cloned());
+        let held = match found {
+            Some(found) => Some(found),
+            None => self.register(block, true)?,
+        };
+        let Some(held) = held else { return Ok(false) };
+        held.used.store(self.clock, Ordering::Relaxed);
+        self.kept.insert(block.region(), (held, 1));
+        Ok(true)
+    }
+
+    /// Takes one [`Self::keep`] back.
+    pub(super) fn release_kept(&mut self, region: RegionId) {
+        let Some((_, times)) = self.kept.get_mut(&region) else { return };
+        *times -= 1;
+        if *times == 0 {
+            self.kept.remove(&region);
+        }
+    }
+
     /// As [`Self::hold`], with the reason for a refusal; `Ok(None)` is over the limit.
     fn register(&mut self, block: &Block, write: bool) -> Result<Option<Arc<Registered>>, VerbsError> {
         self.sweep();
@@ -219,15 +250,20 @@ impl Registry {
             self.limit.answer();
             return Ok(None);
         }
-        let made = self.make(block, write).or_else(|_| {
+        let can_pass = |why: &VerbsError| {
+            matches!(why.errno(), Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM | libc::ENOSPC))
+        };
+        let made = self.make(block, write).or_else(|why| {
+            if block.backing().is_some() && !can_pass(&why) {
+                // The device does not do it at all.
+                return Err(why);
+            }
             // Others may have to go for it: the system's limit is not ours to know.
             self.evict_all();
             self.make(block, write)
         });
         let made = made.inspect_err(|why| {
-            let can_pass =
-                matches!(why.errno(), Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM | libc::ENOSPC));
-            if can_pass && self.limit.refused(self.pinned_bytes, need) {
+            if can_pass(why) && self.limit.refused(self.pinned_bytes, need) {
                 tracing::warn!("{why}; such messages are copied, which is slower");
             }
         })?;
@@ -250,6 +286,12 @@ impl Registry {
         let mut regions = Vec::with_capacity(self.domains.len());
         for domain in &self.domains {
             let register = |domain: &Arc<ProtectionDomain>| {
+                if let Some((file, offset)) = block.backing() {
+                    let (len, iova) = (block.len(), block.base().addr().get() as u64);
+                    // SAFETY: no reference to memory of a device is ever made (I6 of `memory`), and the memory stays as long as
+                    // `block`, which is dropped after the regions (G1, G4).
+                    return unsafe { MemoryRegion::register_dmabuf(domain, file, offset, len, iova, access) };
+                }
                 // SAFETY: owned memory stays mapped as long as `block`, which is dropped after the regions; borrowed
                 // memory as long as its leases, each of whose operations holds this registration, which goes with the
                 // last of them (G1). Peers write only where a receive was announced, whose lease nobody reads.
@@ -334,7 +376,9 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
+    use super::super::verbs::tests::double;
     use super::*;
+    use crate::memory::DeviceMemory;
 
     #[test]
     fn a_refusal_is_remembered_and_tried_again_in_the_end() {
@@ -362,5 +406,88 @@ mod tests {
         assert_eq!(registry.register_once(&region.block()), Ok(true), "no device, nothing to pin");
         registry.limit.refused(0, 1);
         assert!(registry.make_room(0) && !registry.make_room(1));
+    }
+
+    /// Tells the double's record when the memory is given back.
+    struct Owner;
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            double::record("freed");
+        }
+    }
+
+    fn on_device(len: usize) -> DeviceMemory {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        DeviceMemory::new((0x7000_0000_1000, len), (file.into(), 4096), Owner).unwrap()
+    }
+
+    #[test]
+    fn memory_of_a_device_is_registered_by_its_file_and_dropped_before_it_is_freed() {
+        // G4, over the double of the verbs.
+        let mut registry = Registry::new(vec![double::domain(true)], 10_000);
+        let memory = on_device(8192);
+        let block = memory.region(100..200).unwrap().block();
+        assert_eq!(registry.keep(&block), Ok(true));
+        assert_eq!(registry.keep(&block), Ok(true), "once for each call that has it");
+        let held = registry.hold(&block, false).expect("it is registered");
+        assert_eq!((held.lkey(0), held.rkey(0)), (7, 8));
+        let asked = double::calls();
+        assert_eq!(asked.len(), 1, "{asked:?}");
+        let expected = "ibv_reg_dmabuf_mr offset=4096 len=8192 iova=0x700000001000 open=true";
+        assert!(asked[0].starts_with(expected), "{asked:?}");
+        registry.release(held);
+        registry.release_kept(memory.id());
+        // G2: what is held is not dropped for others, and what is over the limit is not asked for.
+        let pool = crate::memory::Pool::default();
+        let other = pool.region(4096).unwrap();
+        assert_eq!(registry.register_once(&other.block()), Ok(false));
+        registry.forget_region(memory.id());
+        assert!(double::calls().is_empty());
+        registry.release_kept(memory.id());
+        assert_eq!(registry.register_once(&other.block()), Ok(true), "now it goes for the other");
+        drop((memory, block));
+        assert_eq!(double::calls(), ["ibv_dereg_mr lkey=7", "ibv_reg_mr len=4096", "freed"]);
+    }
+
+    #[test]
+    fn memory_of_a_device_that_is_gone_is_not_kept_by_its_registration() {
+        let mut registry = Registry::new(vec![double::domain(true)], 10_000);
+        let memory = on_device(4096);
+        let id = memory.id();
+        assert_eq!(registry.keep(&memory.region(0..4096).unwrap().block()), Ok(true));
+        registry.release_kept(id);
+        drop(memory);
+        double::calls();
+        registry.forget_region(id);
+        assert_eq!(double::calls(), ["ibv_dereg_mr lkey=7", "freed"]);
+        assert_eq!(registry.pinned_bytes, 0);
+    }
+
+    #[test]
+    fn a_device_that_takes_no_file_costs_no_other_registration() {
+        let mut registry = Registry::new(vec![double::domain(true)], 100_000);
+        let pool = crate::memory::Pool::default();
+        let other = pool.region(4096).unwrap();
+        assert_eq!(registry.register_once(&other.block()), Ok(true));
+        double::calls();
+        double::refuse_dmabuf(libc::EOPNOTSUPP);
+        let memory = on_device(4096);
+        let block = memory.region(0..4096).unwrap().block();
+        let refused = registry.keep(&block).unwrap_err();
+        assert!(refused.to_string().contains("ibv_reg_dmabuf_mr"), "{refused}");
+        assert!(registry.hold(&block, true).is_none() && registry.kept.is_empty());
+        let asked = double::calls();
+        assert!(
+            asked.len() == 2 && asked.iter().all(|call| call.starts_with("ibv_reg_dmabuf_mr")),
+            "{asked:?}"
+        );
+        double::refuse_dmabuf(0);
+        // A library before rdma-core 34.
+        let old = double::domain(false);
+        let lacks = old.context().lacks_dmabuf().unwrap().to_string();
+        assert!(lacks.contains("ibv_reg_dmabuf_mr") && lacks.contains("rdma-core 34"), "{lacks}");
+        assert!(Registry::new(vec![old], 100_000).keep(&block).is_err());
+        assert!(double::calls().is_empty());
     }
 }

@@ -272,17 +272,19 @@ impl RdmaTransport {
         }
     }
 
-    fn hold(&mut self, id: OpId, op: &Op) {
-        if op.len() as u64 <= self.config.eager_bytes.into() {
-            return;
+    /// Has an operation hold its memory's registration. `false`: it must not go without one (G4), and has none.
+    fn hold(&mut self, id: OpId, op: &Op) -> bool {
+        let must = op.is_on_device();
+        if op.len() as u64 <= self.config.eager_bytes.into() && !must {
+            return true;
         }
         let held = match op {
             Op::Send { bytes, .. } => self.registry.hold(&bytes.block(), false),
             Op::Recv { into, .. } => self.registry.hold(&into.block(), true),
         };
-        if let Some(held) = held {
-            self.holds.insert(id, held);
-        }
+        let is_held = held.is_some();
+        self.holds.extend(held.map(|held| (id, held)));
+        is_held || !must
     }
 }
 
@@ -319,6 +321,31 @@ impl Transport for RdmaTransport {
 
     fn deregister(&mut self, region: RegionId) {
         self.registry.forget_region(region);
+    }
+
+    fn reaches_devices(&self, with: Peer) -> Result<Vec<String>, String> {
+        let at = self.link_of(with.0).ok_or_else(|| "it was never introduced".to_owned())?;
+        let devices = || self.links[at as usize].pairs.iter().map(|pair| &self.devices[pair.mine]);
+        match devices().find_map(|device| device.domain.context().lacks_dmabuf()) {
+            Some(why) => Err(why.to_string()),
+            None => Ok(devices().map(|device| device.rail.device.clone()).collect()),
+        }
+    }
+
+    fn keep_registered(&mut self, region: &Region) -> Result<(), RegisterError> {
+        if !region.is_on_device() {
+            return Err(RegisterError::Useless);
+        }
+        let refused = |why: String| RegisterError::Refused { bytes: region.len(), why };
+        match self.registry.keep(&region.block()) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(refused("over the limit of pinned memory, RINGWAY_IB_PINNED_BYTES".to_owned())),
+            Err(why) => Err(refused(why.to_string())),
+        }
+    }
+
+    fn release_registered(&mut self, region: RegionId) {
+        self.registry.release_kept(region);
     }
 
     fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
@@ -403,6 +430,7 @@ impl Transport for RdmaTransport {
             }
         }
         if let Op::Send { tag, stamp, bytes, .. } = &op
+            && !bytes.is_on_device()
             && let Some(sent) = self.send_small(at, *tag, stamp, bytes.bytes())
         {
             let lease = op.into_lease();
@@ -412,7 +440,9 @@ impl Transport for RdmaTransport {
             }
             return Ok(());
         }
-        self.hold(id, &op);
+        if !self.hold(id, &op) {
+            return Err((PostError::OnDevice { peer, why: "it is not registered" }, op));
+        }
         let posted = match &mut self.links[at as usize].channel {
             Some(channel) => channel.matcher.post(id, op, &mut self.done),
             None => Err(op),

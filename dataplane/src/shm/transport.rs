@@ -429,6 +429,9 @@ impl Transport for ShmTransport {
             let error = PostError::TooLong { bytes: op.len() as u64, limit_bytes: MAX_MESSAGE_BYTES };
             return Err((error, op));
         }
+        if op.is_on_device() {
+            return Err((PostError::OnDevice { peer, why: "shared memory is read by processors" }, op));
+        }
         let link = &self.links[at as usize];
         if let Some(cause) = &link.gone {
             // T11: what had arrived before a goodbye is still delivered.

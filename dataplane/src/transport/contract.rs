@@ -143,6 +143,31 @@ pub trait Transport: Send {
     /// Forgets a registration. Unknown ids are ignored.
     fn deregister(&mut self, region: RegionId);
 
+    /// By which of this side's devices memory of a device ([`Region::is_on_device`]) is read and written in exchanges with this
+    /// peer, which was introduced; or why it is not, in words. Both sides of a message lend such memory, or neither does.
+    ///
+    /// # Errors
+    /// Why not.
+    fn reaches_devices(&self, with: Peer) -> Result<Vec<String>, String> {
+        let _ = with;
+        Err(format!("{} moves bytes by processors", self.caps().name))
+    }
+
+    /// Registers memory of a device and keeps it registered, within the limits that registrations have, until
+    /// [`Transport::release_registered`], called as often: before any of it is lent.
+    ///
+    /// # Errors
+    /// [`RegisterError`]; the memory is then none that may be lent.
+    fn keep_registered(&mut self, region: &Region) -> Result<(), RegisterError> {
+        let _ = region;
+        Err(RegisterError::Useless)
+    }
+
+    /// The registration may go when room is needed, or by [`Transport::deregister`]. Unknown ids are ignored.
+    fn release_registered(&mut self, region: RegionId) {
+        let _ = region;
+    }
+
     /// Introduces a peer. Connections are made lazily, at the first post or note. Idempotent for the same address.
     ///
     /// # Errors
@@ -267,6 +292,18 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
 
     fn deregister(&mut self, region: RegionId) {
         (**self).deregister(region);
+    }
+
+    fn reaches_devices(&self, with: Peer) -> Result<Vec<String>, String> {
+        (**self).reaches_devices(with)
+    }
+
+    fn keep_registered(&mut self, region: &Region) -> Result<(), RegisterError> {
+        (**self).keep_registered(region)
+    }
+
+    fn release_registered(&mut self, region: RegionId) {
+        (**self).release_registered(region);
     }
 
     fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {

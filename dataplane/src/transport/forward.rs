@@ -22,6 +22,24 @@ macro_rules! forward {
     (@deregister $inner:tt) => {
         fn deregister(&mut self, region: crate::memory::RegionId) { self.$inner.deregister(region); }
     };
+    (@reaches_devices $inner:tt) => {
+        fn reaches_devices(&self, with: crate::transport::Peer) -> Result<Vec<String>, String> {
+            self.$inner.reaches_devices(with)
+        }
+    };
+    (@keep_registered $inner:tt) => {
+        fn keep_registered(
+            &mut self,
+            region: &crate::memory::Region,
+        ) -> Result<(), crate::transport::RegisterError> {
+            self.$inner.keep_registered(region)
+        }
+    };
+    (@release_registered $inner:tt) => {
+        fn release_registered(&mut self, region: crate::memory::RegionId) {
+            self.$inner.release_registered(region);
+        }
+    };
     (@connect $inner:tt) => {
         fn connect(
             &mut self,

@@ -27,6 +27,8 @@
 //!   given out with an address ([`Matcher::expose`]) and is withdrawn ends when the peer has said `Withdrawn`, after
 //!   all that it has written. A send that is withdrawn ends when what was handed out of it has left. A send whose place
 //!   was given out ([`Matcher::show`]) and is withdrawn ends when the peer has said `Taken`.
+//! - **M7** Memory of a device goes by rendezvous alone, whatever its length, between places with addresses. Payload that comes
+//!   for it in a message is none that a well-behaved peer sends.
 
 pub mod header;
 mod inbound;
@@ -455,7 +457,8 @@ impl Matcher {
         let found = if self.arrived.is_empty() { None } else { self.arrived.remove(&key) };
         match found {
             None => {
-                op.cleared = !self.eager(length) && !self.pulling;
+                // M7: its place is told at once.
+                op.cleared = op.into.is_on_device() || !self.eager(length) && !self.pulling;
                 self.await_recv(op);
             }
             Some(Arrived::Cancelled) => done(events, id, Err(OpError::Cancelled), op.into),
@@ -476,7 +479,8 @@ impl Matcher {
             }
             Some(Arrived::Eager { stamp: theirs, bytes, whole, .. }) => {
                 let their_bytes = bytes.len() as u64;
-                if theirs != stamp || their_bytes != length {
+                // M7
+                if theirs != stamp || their_bytes != length || op.into.is_on_device() {
                     self.unpark(bytes);
                     done(events, id, Err(OpError::Mismatch { theirs, their_bytes }), op.into);
                 } else if whole {

@@ -23,6 +23,7 @@ impl<T: Transport> Transport for Named<T> {
         Caps { name: self.name, speaks: self.name, ..self.inner.caps() }
     }
 
-    forward!(inner: address, register, deregister, show, view, shares_memory, connect, close, post, send_now, take_now, cancel, note, poll,
+    forward!(inner: address, register, deregister, reaches_devices, keep_registered,
+        release_registered, show, view, shares_memory, connect, close, post, send_now, take_now, cancel, note, poll,
         prepare_sleep, sleep_fd, waker, next_timer_ms, retire, leave, why, copies, pending);
 }

@@ -92,6 +92,15 @@ impl Op {
         self.len() == 0
     }
 
+    /// Whether the payload is memory of a device.
+    #[inline]
+    pub fn is_on_device(&self) -> bool {
+        match self {
+            Op::Send { bytes, .. } => bytes.is_on_device(),
+            Op::Recv { into, .. } => into.is_on_device(),
+        }
+    }
+
     /// Takes the lease out of an operation that will not run.
     pub fn into_lease(self) -> Lease {
         match self {
@@ -118,6 +127,15 @@ pub enum PostError {
     /// No address is known: `connect` was never called for this peer.
     #[error("peer {} was never introduced to this transport", .0.0)]
     Unknown(Peer),
+    /// Memory of a device that this way to the peer does not reach, or that is not registered with it
+    /// ([`Transport::keep_registered`](super::Transport::keep_registered)).
+    #[error("memory of a device was lent to an exchange with peer {}, which cannot reach it: {why}", .peer.0)]
+    OnDevice {
+        /// The peer.
+        peer: Peer,
+        /// Why not.
+        why: &'static str,
+    },
     /// The message is longer than the transport's `max_message_bytes`.
     #[error("a message of {bytes} bytes is over this transport's limit of {limit_bytes}")]
     TooLong {

@@ -413,7 +413,10 @@ impl Transport for TcpTransport {
     }
 
     fn register(&mut self, region: &Region) -> Result<RegionKey, RegisterError> {
-        self.driver.register(region)
+        match region.is_on_device() {
+            true => Err(RegisterError::Useless),
+            false => self.driver.register(region),
+        }
     }
 
     fn deregister(&mut self, region: RegionId) {
@@ -465,6 +468,9 @@ impl Transport for TcpTransport {
         if op.len() as u64 > MAX_MESSAGE_BYTES {
             let error = PostError::TooLong { bytes: op.len() as u64, limit_bytes: MAX_MESSAGE_BYTES };
             return Err((error, op));
+        }
+        if op.is_on_device() {
+            return Err((PostError::OnDevice { peer, why: "TCP is written by processors" }, op));
         }
         let link = &self.links[at as usize];
         if let Some(cause) = &link.gone {

@@ -73,6 +73,11 @@ impl Bench {
         matches!(self, Bench::AllReduce | Bench::ReduceScatter | Bench::Reduce)
     }
 
+    /// Whether it is measured where NCCL connects parts of the ranks alone.
+    fn crosses_hosts_of_gpus(self) -> bool {
+        matches!(self, Bench::AllReduce | Bench::Broadcast | Bench::AllGather | Bench::SendRecv)
+    }
+
     /// Whether one rank is special.
     pub(super) fn is_rooted(self) -> bool {
         matches!(self, Bench::Broadcast | Bench::Reduce | Bench::Gather | Bench::Scatter)
@@ -218,9 +223,11 @@ impl CollectiveArgs {
             return Err(format!("-o {} is not defined on -d {}", self.op, self.datatype));
         }
         if self.inside.is_some()
-            && (self.device == On::Cpu || self.bench() != Bench::AllReduce || self.started)
+            && (self.device == On::Cpu || !self.bench().crosses_hosts_of_gpus() || self.started)
         {
-            return Err("--inside measures all-reduce, blocking, with --device cuda only".to_owned());
+            return Err("--inside measures all-reduce, broadcast, all-gather and send-recv, blocking, with --device cuda \
+                        only"
+                .to_owned());
         }
         if self.overlap && (self.bench() != Bench::AllReduce || self.device != On::Cpu) {
             return Err("--overlap measures all-reduce in memory of the host only".to_owned());

@@ -48,7 +48,7 @@ impl Place {
             None => Gpus::Flat(comm.on_gpus(device)?),
             Some(ranks) => {
                 let hierarchy = comm.on_gpus_of_hosts(device, Some(ranks).filter(|ranks| *ranks > 0))?;
-                Gpus::Layered(hierarchy, (comm.rank(), comm.size()))
+                Gpus::Layered(Box::new(hierarchy), (comm.rank(), comm.size()))
             }
         };
         Ok(Place::Gpu(Box::new(gpus)))

@@ -12,7 +12,7 @@ pub(super) enum Gpus {
     /// NCCL alone.
     Flat(DeviceCommunicator),
     /// NCCL in parts, and our transports between; with this rank and the number of all.
-    Layered(Hierarchy, (u32, u32)),
+    Layered(Box<Hierarchy>, (u32, u32)),
 }
 
 impl Gpus {
@@ -88,7 +88,13 @@ impl<T: Element> Case for OnGpu<'_, T> {
             Gpus::Flat(comm) => comm,
             Gpus::Layered(hierarchy, _) => {
                 let Some(input) = &mut self.input else { return Ok(()) };
-                return Ok(hierarchy.all_reduce(input, op)?);
+                let (next, before) = (case::next(rank, ranks), case::before(rank, ranks));
+                return Ok(match bench {
+                    Bench::Broadcast => hierarchy.broadcast(input, root),
+                    Bench::AllGather => hierarchy.all_gather(input, output),
+                    Bench::SendRecv if ranks > 1 => hierarchy.sendrecv(input, next, output, before, 0),
+                    _ => hierarchy.all_reduce(input, op),
+                }?);
             }
         };
         if started && bench == Bench::AllReduce {

@@ -219,8 +219,8 @@ unsigned cuDeviceTotalMem_v2(size_t *bytes, int device) {
 }
 unsigned cuDeviceGetAttribute(int *value, int which, int device) {
     (void)device;
-    /* Compute capability 9.0, dma-buf. */
-    *value = which == 75 ? 9 : which == 124 ? 1 : 0;
+    /* Compute capability 9.0, dma-buf; what cards have written is seen after cuFlushGPUDirectRDMAWrites, and not before. */
+    *value = which == 75 ? 9 : which == 124 ? double_setting("GPU_DOUBLE_DMABUF", 1) : which == 117 ? 1 : 0;
     return OK;
 }
 unsigned cuDevicePrimaryCtxRetain(void **context, int device) {
@@ -296,6 +296,12 @@ unsigned cuMemGetHandleForAddressRange(void *handle, uint64_t at, size_t bytes, 
     int file = memfd_create("gpu-double", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, bytes)) return OUT_OF_MEMORY;
     *(int *)handle = file;
+    return OK;
+}
+
+unsigned cuFlushGPUDirectRDMAWrites(unsigned target, unsigned scope) {
+    if (entered()) return INVALID_CONTEXT;
+    double_record("cuFlushGPUDirectRDMAWrites target=%u scope=%u", target, scope);
     return OK;
 }
 

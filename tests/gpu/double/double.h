@@ -7,12 +7,15 @@
  *   GPU_DOUBLE_DEVICES      GPUs to be seen (8)
  *   GPU_DOUBLE_CUINIT       what cuInit answers (0)
  *   GPU_DOUBLE_DRIVER       what cuDriverGetVersion tells (12080)
+ *   GPU_DOUBLE_DMABUF       whether memory is given out as dma-buf (1)
  *   GPU_DOUBLE_MEMORY       bytes of a GPU's memory (1 GiB)
  *   GPU_DOUBLE_NCCL         what ncclGetVersion tells (22703)
  *   GPU_DOUBLE_DIR          a folder for the shared files (/tmp)
  *   GPU_DOUBLE_INIT_ERROR   RANK:CODE: ncclCommInitRankConfig of this rank fails so
  *   GPU_DOUBLE_ASYNC_ERROR  RANK:CALL:CODE: in this rank's call, from 0, the background fails so, and the call hangs
  *   GPU_DOUBLE_HANG         RANK:CALL: this rank's call, from 0, never ends
+ *   GPU_DOUBLE_DIES_IN_INIT RANK: this rank's process is killed (SIGKILL) in ncclCommInitRankConfig
+ *   GPU_DOUBLE_SLOW_ABORT   how long ncclCommAbort takes, in ms (0)
  *   GPU_DOUBLE_CONNECT_POLLS  how often a communicator's first call answers "in progress" (3)
  */
 #ifndef RINGWAY_GPU_DOUBLE_H

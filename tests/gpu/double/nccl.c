@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -110,6 +111,7 @@ unsigned ncclCommInitRankConfig(struct comm **to, int n, struct id id, int rank,
     if (config->magic != MAGIC || config->size < sizeof *config) return fail(ARGUMENT, "no configuration");
     if (config->blocking != 0) return fail(USAGE, "the double makes communicators without blocking only");
     if (n > MAX_RANKS) return fail(ARGUMENT, "the double has 16 ranks at most");
+    if (double_setting("GPU_DOUBLE_DIES_IN_INIT", -1) == rank) raise(SIGKILL);
     if (is_rank("GPU_DOUBLE_INIT_ERROR", rank, -1, &code)) return fail(code, "as GPU_DOUBLE_INIT_ERROR says");
     int file = open(id.path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     if (file < 0 || ftruncate(file, sizeof(struct shared))) return fail(SYSTEM, "the shared file");
@@ -163,7 +165,10 @@ unsigned ncclCommDestroy(struct comm *c) {
 
 unsigned ncclCommAbort(struct comm *c) {
     double_record("ncclCommAbort comm=%p under_way=%d", (void *)c, atomic_load(&c->under_way));
+    long slow = double_setting("GPU_DOUBLE_SLOW_ABORT", 0);
+    nanosleep(&(struct timespec){slow / 1000, slow % 1000 * 1000000}, NULL);
     leave(c);
+    double_record("ncclCommAbort is over comm=%p", (void *)c);
     return OK;
 }
 

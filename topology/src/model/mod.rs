@@ -11,4 +11,5 @@ pub mod order;
 pub mod pci;
 pub mod place;
 pub mod plan;
+pub mod reach;
 mod show;

@@ -2,6 +2,7 @@
 
 use super::{Setting, row};
 use crate::settings::kind::Kind;
+use ringway_topology::model::reach::Reach;
 
 /// In order.
 pub(super) const ROWS: &[Setting] = &[
@@ -139,5 +140,14 @@ pub(super) const ROWS: &[Setting] = &[
         "bytes",
         "How much lent memory RDMA keeps pinned at a time, counted once per device. auto: 16 GiB, or what the system \
          allows where it refuses more.",
+    ),
+    row(
+        "RINGWAY_NET_GDR_LEVEL",
+        Kind::OneOf(&Reach::WORDS),
+        Some("PXB"),
+        "",
+        "How far an RDMA device may be from a GPU to read and write its memory by itself: never (LOC), behind the same PCI \
+         switch (PIX), behind several (PXB), on the same NUMA node (PHB), anywhere (SYS). Otherwise bytes pass through the \
+         host's memory.",
     ),
 ];

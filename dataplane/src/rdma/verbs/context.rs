@@ -73,6 +73,13 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
+    /// No device.
+    #[cfg(test)]
+    pub(super) fn double(name: &str, library: Arc<Library>) -> Arc<Context> {
+        let (raw, name, sysfs) = (NonNull::dangling(), name.to_owned(), String::new());
+        Arc::new(Context { raw, name, sysfs, library })
+    }
+
     /// Opens the device of that name, as [`Library::device_names`] lists it.
     ///
     /// # Errors

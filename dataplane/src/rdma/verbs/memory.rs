@@ -98,6 +98,18 @@ impl BitOr for Access {
     }
 }
 
+/// What registers memory of another device.
+const DMABUF_CALL: &str = "ibv_reg_dmabuf_mr";
+
+impl Context {
+    /// What the library lacks to register memory of another device; `None` where it does, which says nothing of the device.
+    #[must_use]
+    pub fn lacks_dmabuf(&self) -> Option<VerbsError> {
+        let lacks = self.sys().ibv_reg_dmabuf_mr.is_err();
+        lacks.then_some(VerbsError::NotInLibrary { symbol: DMABUF_CALL, since: "34" })
+    }
+}
+
 /// Memory that a device may touch. It is pinned while this lives.
 pub struct MemoryRegion {
     raw: NonNull<sys::ibv_mr>,
@@ -167,16 +179,15 @@ impl MemoryRegion {
         iova: u64,
         access: Access,
     ) -> Result<MemoryRegion, VerbsError> {
-        const CALL: &str = "ibv_reg_dmabuf_mr";
         let sys = domain.context.sys();
-        if sys.ibv_reg_dmabuf_mr.is_err() {
-            return Err(VerbsError::NotInLibrary { symbol: CALL, since: "34" });
+        if let Some(why) = domain.context.lacks_dmabuf() {
+            return Err(why);
         }
         let access = access.bits() as i32;
         // SAFETY: the domain is alive, the file is open for the call, and the kernel holds its memory from then on.
         let raw =
             unsafe { sys.ibv_reg_dmabuf_mr(domain.raw(), offset, len, iova, dmabuf.as_raw_fd(), access) };
-        MemoryRegion::registered(domain, CALL, raw, len)
+        MemoryRegion::registered(domain, DMABUF_CALL, raw, len)
     }
 
     fn registered(

@@ -47,7 +47,7 @@ mod queue_pair;
 mod shared_receive;
 mod status;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub use address::{AddressHandle, GlobalRoute, Route};
 pub use completion::{CompletionChannel, CompletionQueue};

@@ -1,6 +1,7 @@
 //! What can be shown without a device is here; what needs one is in `device`, over the ends that `rig` makes.
 
 mod device;
+pub(in crate::rdma) mod double;
 mod rig;
 
 use super::context::open_error;

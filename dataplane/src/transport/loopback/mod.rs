@@ -263,6 +263,9 @@ impl Transport for Loopback {
         let Some(pair) = self.links.get(peer.0 as usize).and_then(Option::as_ref) else {
             return Err((PostError::Unknown(peer), op));
         };
+        if op.is_on_device() {
+            return Err((PostError::OnDevice { peer, why: "loopback copies" }, op));
+        }
         let (to, from) = pair.seen_by(&self.me);
         let other = pair.other(&self.me);
         match op {

@@ -145,7 +145,10 @@ impl Matcher {
         }
         let key = (head.tag, head.seq);
         let Some(slot) = self.recv_keys.get(&key).copied() else { return false };
-        let fits = |op: &RecvOp| !op.announced && op.stamp.0 == *head.stamp && op.into.len() == payload.len();
+        let fits = |op: &RecvOp| {
+            let whole = !op.announced && op.into.len() == payload.len();
+            whole && op.stamp.0 == *head.stamp && !op.into.is_on_device()
+        };
         if !self.recvs.get(slot).is_some_and(fits) {
             return false;
         }
@@ -314,6 +317,9 @@ impl Matcher {
             }
             op.announced = true;
             if op.stamp == frame.stamp && op.into.len() == length {
+                if op.into.is_on_device() {
+                    return Err(Violation::Device { bytes });
+                }
                 if let Some(payload) = payload.filter(|p| p.len() == length) {
                     op.into.bytes_mut().copy_from_slice(payload);
                     self.finish(slot, Ok(()), events);
@@ -419,6 +425,9 @@ impl Matcher {
         let Some(op) = self.recvs.get_mut(slot) else {
             return Ok(Some(Body::discard(left)).filter(|b| b.left > 0));
         };
+        if op.into.is_on_device() {
+            return Err(Violation::Device { bytes: frame.length });
+        }
         let total = op.into.len() as u64;
         let fits = frame.offset == op.received && frame.length <= total - op.received;
         if !op.cleared || !fits || (frame.length == 0 && total > 0) {

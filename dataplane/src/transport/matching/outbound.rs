@@ -43,7 +43,7 @@ impl Matcher {
                     done(events, op.id, Err(OpError::Mismatch { theirs, their_bytes }), op.bytes);
                 }
             }
-            None if self.eager(length) && self.credit >= units(length) => {
+            None if self.eager(length) && self.credit >= units(length) && !op.bytes.is_on_device() => {
                 self.credit -= units(length);
                 if let Ok(slot) = self.sends.put(op) {
                     self.out.push_back(Out::Eager(slot));

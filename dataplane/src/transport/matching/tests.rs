@@ -2,7 +2,7 @@
 
 use super::header::Whole;
 use super::{Agreed, Body, FRAME_BYTES, Frame, Kind, Matcher, Place, Retired, SlotId, Violation};
-use crate::memory::{Lease, Pool, Region};
+use crate::memory::{DeviceMemory, Lease, Pool, Region};
 use crate::transport::seed::Seeded;
 use crate::transport::{Cause, CauseKind, Event, Op, OpError, OpId, Peer, Stamp, Tag};
 use std::collections::{HashMap, VecDeque};
@@ -608,4 +608,37 @@ fn the_straight_way_takes_what_waits_and_touches_nothing_else() {
     let posted = side.posted.values().next().unwrap();
     assert_eq!((&posted.result, &posted.bytes[..]), (&Some(Ok(())), &b"abc"[..]));
     assert!(!side.matcher.take_whole(&good, b"abc", &none, &mut side.events), "once");
+}
+
+#[test]
+fn memory_of_a_device_goes_by_places_alone() {
+    // M7: nothing of it is eager, its receives say at once where they are, and no payload is taken for them.
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let memory = DeviceMemory::new((1 << 40, 100), (file.into(), 0), ()).unwrap();
+    let (mut region, mut events, retired) = (memory.region(0..100).unwrap(), Vec::new(), Retired::default());
+    let (tag, stamp) = (Tag { group: 1, lane: 0 }, stamp(3));
+    let new = |events: &mut Vec<Event>| {
+        let mut matcher = Matcher::new(Peer(1), 8, 4096).one_sided();
+        matcher.open(Agreed { eager_bytes: 4096, their_window: 1000, our_window: 1000 }, events);
+        matcher
+    };
+    let mut matcher = new(&mut events);
+    let bytes = region.lend_read(0..50).unwrap();
+    matcher.post(OpId(1), Op::Send { to: Peer(1), tag, stamp, bytes }, &mut events).unwrap();
+    let into = region.lend_write(50..100).unwrap();
+    matcher.post(OpId(2), Op::Recv { from: Peer(1), tag, stamp, into }, &mut events).unwrap();
+    let mut said = || matcher.next_frame(|_, _| 4096).map(|(frame, payload)| (frame, payload.is_none()));
+    let (rts, cts) = (said().unwrap(), said().unwrap());
+    assert_eq!((rts.0.kind, rts.1, cts.0.kind, cts.1), (Kind::Rts, true, Kind::Cts, true));
+    let eager = Frame { stamp, length: 50, tag: tag.to_u64(), ..Frame::bare(Kind::Eager) };
+    let data = Frame { slot: cts.0.slot, ..Frame { kind: Kind::Data, ..eager } };
+    for frame in [data, eager] {
+        let taken = matcher.deliver(&frame, &[1; 50], &retired, &mut events);
+        assert_eq!(taken, Err(Violation::Device { bytes: 50 }), "{frame:?}");
+    }
+    let mut matcher = new(&mut events);
+    matcher.deliver(&eager, &[1; 50], &retired, &mut events).unwrap();
+    let into = memory.region(0..50).unwrap().lend_write(0..50).unwrap();
+    matcher.post(OpId(3), Op::Recv { from: Peer(1), tag, stamp, into }, &mut events).unwrap();
+    assert!(matches!(&events[..], [Event::Done(c)] if matches!(c.result, Err(OpError::Mismatch { .. }))));
 }

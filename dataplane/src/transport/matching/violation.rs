@@ -39,6 +39,12 @@ pub enum Violation {
         /// How many.
         length: u64,
     },
+    /// Payload for memory of a device (M7).
+    #[error("sent {bytes} bytes in a message for memory of a device, which is only written to")]
+    Device {
+        /// How many.
+        bytes: u64,
+    },
     /// Over [`MAX_PARKED`].
     #[error("announced over {MAX_PARKED} messages that nobody asked for")]
     Parked,
