@@ -21,7 +21,7 @@ CASE_S=300
 # How long the survivor of a failure may take to say so.
 FAILURE_S=30
 
-ALL=(devices tests misconfigurations all-reduce four-ranks kill cut port-down rail-down loss-0.1 loss-1)
+ALL=(devices tests misconfigurations all-reduce four-ranks kill cut port-down rail-down gpus loss-0.1 loss-1)
 read -ra DEVICES <<<"${SOFTROCE_DEVS:-}"
 read -ra NETDEVS <<<"${SOFTROCE_NETDEVS:-}"
 
@@ -174,6 +174,32 @@ case_cut() {
     begin_bench || return
     shape loss 100% || return
     ends_in_failure && says 'rank [01] on host .* was lost' && says 'retr' && mend && works_again
+}
+
+# What only moves between GPUs of two "hosts" (parts of one rank), over the doubles of libcuda and libnccl (GPU_DOUBLES: tests/gpu/double):
+# staged, since no device here takes dma-buf; and straight, with the double of the one verb that they lack.
+case_gpus() {
+    local collective
+    [ -n "${GPU_DOUBLES:-}" ] || { skip "no doubles of libcuda and libnccl (GPU_DOUBLES)"; return; }
+    [ "$TRANSPORT" = rdma ] || { skip "only RDMA reaches memory of GPUs"; return; }
+    local -x LD_LIBRARY_PATH="$GPU_DOUBLES:${LD_LIBRARY_PATH:-}" RINGWAY_NET_GDR_LEVEL=SYS GPU_DOUBLE_DIR=$TMP
+    moves broadcast || return
+    grep -E 'staged through pinned memory of the host, because .*ibv_reg_dmabuf_mr' "$TMP/table" ||
+        { echo "nobody says why it is staged"; cat "$TMP/table"; return 1; }
+    local -x LD_PRELOAD="$GPU_DOUBLES/verbs.so"
+    for collective in broadcast all-gather send-recv; do
+        rm -rf "$TMP/calls" && mkdir "$TMP/calls"
+        GPU_DOUBLE_RECORD=$TMP/calls moves $collective || return
+        grep -q 'what only moves straight from GPU to GPU, by rxe' "$TMP/table" || { echo "$collective: not straight"; cat "$TMP/table"; return 1; }
+        grep -q cuFlushGPUDirectRDMAWrites "$TMP"/calls/*.calls || { echo "$collective: nothing was flushed"; return 1; }
+    done
+    RINGWAY_NET_GDR_LEVEL=PXB moves broadcast && grep -E 'because rxe. is in no known place of the machine' "$TMP/table"
+}
+
+# moves COLLECTIVE: a verified benchmark over GPUs of two parts.
+moves() {
+    bench 2 "$1" --device cuda --inside 1 --sizes 8,100000,1M --iters 1 -w 1 >"$TMP/table" || { cat "$TMP/table"; return 1; }
+    grep -q 'Out of bounds values : 0 OK' "$TMP/table" || { cat "$TMP/table"; return 1; }
 }
 
 # The interface under a device goes down, and the port with it.

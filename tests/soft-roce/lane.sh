@@ -61,11 +61,15 @@ done <<<"$executables"
 program=$(cargo build --release --locked --bin ringway --message-format=json |
           grep -o '"executable":"[^"]*"' | cut -d'"' -f4)
 
+GPU_DOUBLES=$(realpath "${CARGO_TARGET_DIR:-target}")/gpu-double
+sh tests/gpu/double/make.sh "$GPU_DOUBLES"
+export GPU_DOUBLES
+
 run=(tests/soft-roce/cases.sh ${cases[@]+"${cases[@]}"} "$program" "${tests[@]}")
 if [ -n "$here" ]; then
     exec tests/soft-roce/host.sh run -- "${run[@]}"
 fi
-tests/soft-roce/guest.sh run --timeout 900 --env CASES_TRANSPORT -- "${run[@]}"
+tests/soft-roce/guest.sh run --timeout 1000 --env CASES_TRANSPORT --env GPU_DOUBLES -- "${run[@]}"
 
 # Two hosts, with a kernel and a device each.
 if [ ${#cases[@]} = 0 ]; then

@@ -15,10 +15,11 @@ use super::error::DeviceError;
 use super::memory::DeviceBuffer;
 use crate::engine::{CollectiveError, Communicator};
 use ringway_dataplane::memory::{DeviceMemory, Element};
+use ringway_dataplane::transport::RegisterError;
 
 /// Shorter payloads go by way of the host: agreeing and the host's copies take less than what a card would save.
 pub(super) const STRAIGHT_FROM_BYTES: usize = 64 << 10;
-/// Elements of the buffer that is registered by way of trial.
+/// Bytes of the buffer that is registered by way of trial.
 const TRIAL_BYTES: usize = 64 << 10;
 /// Bytes of a reason that other ranks are told.
 const WORDS_BYTES: usize = 240;
@@ -128,7 +129,11 @@ pub(super) fn hold<'a, T: Element>(
 ) -> Result<Held<'a>, String> {
     let memory = buffer.on_device().map_err(|error| error.to_string())?;
     let region = memory.region(0..memory.len()).map_err(|error| error.to_string())?;
-    comm.keep_registered(&region).map_err(|error| error.to_string())?;
+    comm.keep_registered(&region).map_err(|error| match error {
+        // The rest of its words is of the host's memory.
+        RegisterError::Refused { why, .. } => why,
+        other => other.to_string(),
+    })?;
     buffer.is_known_to(&comm.reporter());
     Ok(Held { comm, memory })
 }
