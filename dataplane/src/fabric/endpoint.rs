@@ -12,6 +12,7 @@
 use super::route::{MAX_OFFERS, Offer, Offers, Policy, Withheld, order, read_offers, write_offers};
 use super::why::Record;
 use crate::memory::{ForeignBytes, ReadLease, Region, RegionId};
+use crate::transport::limits::in_words;
 use crate::transport::{
     Address, Caps, Cause, ConnectError, Copies, Event, Found, Note, Op, OpId, Peer, PostError, RegionKey,
     RegisterError, Sight, Stamp, Tag, Transport, Waker,
@@ -226,10 +227,10 @@ impl Endpoint {
 impl Together {
     fn of(ways: &[Way]) -> Result<Together, EndpointError> {
         let failed =
-            |name| move |e: rustix::io::Errno| EndpointError::Unsleepable { name, why: e.to_string() };
+            |name| move |e: rustix::io::Errno| EndpointError::Unsleepable { name, why: in_words(&e.into()) };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("fabric"))?;
         let waker =
-            Waker::new().map_err(|e| EndpointError::Unsleepable { name: "fabric", why: e.to_string() })?;
+            Waker::new().map_err(|e| EndpointError::Unsleepable { name: "fabric", why: in_words(&e) })?;
         let add =
             |fd: BorrowedFd<'_>| epoll::add(&epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
         add(waker.fd()).map_err(failed("fabric"))?;

@@ -74,12 +74,7 @@ fn wanted_bytes() -> usize {
 
 impl Arena {
     fn new(len: usize) -> io::Result<Arena> {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
-        if limit.current.is_some_and(|most| most < len as u64) {
-            return Err(io::Error::other(
-                "the limit on file sizes (ulimit -f) is below the machine's memory",
-            ));
-        }
+        super::room::within_file_limit(len)?;
         let file = memfd_create("ringway-blocks", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, len as u64)?;
         // Whoever maps it can rely on its length.

@@ -1,10 +1,12 @@
 //! Whether there is memory for what is about to be taken: a block that the machine does not have costs the process, since
 //! the kernel says no by killing it.
 
+use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringway_topology::host::memory::Memory;
+use rustix::process::{Resource, getrlimit};
 
 use super::pool::AllocError;
 
@@ -24,6 +26,20 @@ pub struct Room(u64);
 impl Drop for Room {
     fn drop(&mut self) {
         TAKEN.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+/// Whether a file in memory may have this length: the kernel ends a process that makes one longer than its limit (SIGXFSZ).
+///
+/// # Errors
+/// The limit, in words.
+pub(crate) fn within_file_limit(bytes: usize) -> io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(most) if most < bytes as u64 => {
+            let why = format!("the limit on file sizes (ulimit -f) is {most} bytes, and {bytes} are needed");
+            Err(io::Error::other(why))
+        }
+        _ => Ok(()),
     }
 }
 

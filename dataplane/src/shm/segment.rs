@@ -9,6 +9,7 @@ use super::queue::{Consumer, Corrupt, Lane, Producer};
 use super::wire::HEADER_BYTES;
 use crate::memory::ForeignBytes;
 use crate::memory::arena::map_aligned;
+use crate::memory::room::within_file_limit;
 use crate::memory::shared::ALIGN;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -53,6 +54,7 @@ impl Drop for Range {
 }
 
 fn sealed(name: &str, len: usize) -> io::Result<OwnedFd> {
+    within_file_limit(len)?;
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, len as u64)?;
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;

@@ -12,6 +12,7 @@ use super::watch::Token;
 use super::wire::{Greeting, Identity, Offer, Refusal};
 use super::{GREETING_TIMEOUT_MS, MAX_STRANGERS};
 use crate::transport::authentication::{Nonce, Proof, nonce};
+use crate::transport::limits::own_limit;
 use crate::transport::matching::UNIT_BYTES;
 use crate::transport::{Cause, CauseKind, Complaints};
 use std::net::IpAddr;
@@ -370,9 +371,12 @@ impl ShmTransport {
         if self.config.keys.key(published.incarnation).is_none() {
             return Ok(());
         }
-        let unreachable = |e: std::io::Error| {
-            let why = format!("process {}: nobody listens at its socket ({e})", published.pid);
-            Cause::new(CauseKind::Unreachable, why)
+        let unreachable = |e: std::io::Error| match own_limit(&e) {
+            Some(why) => Cause::new(CauseKind::Local, format!("{why}, so that no socket could be made")),
+            None => {
+                let why = format!("process {}: nobody listens at its socket ({e})", published.pid);
+                Cause::new(CauseKind::Unreachable, why)
+            }
         };
         let Connected::Yes(socket) = device::dial(&published.name).map_err(unreachable)? else {
             return Ok(());
@@ -402,7 +406,8 @@ impl ShmTransport {
             return Err(Cause::new(CauseKind::Refused, why));
         };
         let (segment, file) = Segment::new().map_err(|e| {
-            Cause::new(CauseKind::Local, format!("no memory to share ({e}): raise ulimit -n and -v"))
+            let why = own_limit(&e).unwrap_or_else(|| format!("{e}: raise ulimit -v"));
+            Cause::new(CauseKind::Local, format!("no memory to share: {why}"))
         })?;
         let offer = self.offer();
         let hello = Greeting::Hello(offer, id.prove_dialler(&key, challenge, &offer));

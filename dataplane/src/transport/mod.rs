@@ -5,6 +5,7 @@
 //! - [`conformance`]: the suite that holds every transport to it.
 //! - [`fault`], [`trace`], [`named`]: decorators of any transport, that break it on purpose, remember what it did, and
 //!   give it another name.
+//! - [`limits`]: errors that are about a limit of this process or host.
 //! - [`loopback`]: threads of one process. [`seed`]: randomness that replays.
 //! - [`matching`]: which send belongs to which receive, for transports over a stream.
 //! - [`complaints`]: warnings about strangers, so many only. [`wake`]: how another thread rouses one that sleeps on a transport.
@@ -17,6 +18,7 @@ pub mod conformance;
 pub mod contract;
 pub mod fault;
 pub(crate) mod forward;
+pub mod limits;
 pub mod loopback;
 pub mod matching;
 pub mod named;

@@ -6,11 +6,11 @@
 use super::device;
 use super::wire::{GREETING_BYTES, Greeting, Identity, Refusal, plausible};
 use crate::transport::authentication::{Keyring, Nonce, Proof, nonce};
+use crate::transport::limits::own_limit;
 use crate::transport::matching::Agreed;
 use crate::transport::{Cause, CauseKind};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use rustix::process::{Resource, getrlimit};
 use socket2::Socket;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -88,21 +88,6 @@ pub(super) fn agree(ours: &Identity, theirs: &Identity) -> Agreed {
         eager_bytes: ours.eager_bytes.min(theirs.eager_bytes).into(),
         their_window: theirs.window_units,
         our_window: ours.window_units,
-    }
-}
-
-/// The limit of this process or host that an error is about.
-fn own_limit(error: &std::io::Error) -> Option<String> {
-    match Errno::from_io_error(error)? {
-        Errno::MFILE => {
-            let limit = getrlimit(Resource::Nofile).current;
-            let limit = limit.map_or_else(|| "its limit".to_owned(), |n| format!("its limit, {n}"));
-            Some(format!("this process has as many files open as {limit}: raise it (ulimit -n)"))
-        }
-        Errno::NFILE => {
-            Some("this host has as many files open as it may: raise fs.file-max (sysctl)".to_owned())
-        }
-        _ => None,
     }
 }
 

@@ -9,6 +9,7 @@ use super::strangers::Door;
 use super::watch::{EVENTS, Token, Watch};
 use super::{Config, MAX_DEPTH, MAX_MESSAGE_BYTES, MAX_NOTES};
 use crate::memory::{Region, RegionId};
+use crate::transport::limits::in_words;
 use crate::transport::matching::{Matcher, Retired};
 use crate::transport::{
     Address, Caps, Cause, CauseKind, ConnectError, Copies, Event, Note, Op, OpId, Peer, PostError, RegionKey,
@@ -35,7 +36,7 @@ pub enum OpenError {
     #[error("no address to listen on: choose an interface that is up and has an address")]
     NoAddress,
     /// An address could not be listened on.
-    #[error("cannot listen on {ip} ({interface}): {source}")]
+    #[error("cannot listen on {ip} ({interface}): {}", in_words(source))]
     Listen {
         /// The address.
         ip: std::net::IpAddr,
@@ -51,7 +52,7 @@ pub enum OpenError {
     )]
     Driver(std::io::Error),
     /// Out of descriptors or memory.
-    #[error("the system refused a descriptor: {0}")]
+    #[error("the system refused a descriptor: {}", in_words(.0))]
     System(#[from] std::io::Error),
     /// A setting is out of range.
     #[error("depth is {depth}, and must be from 1 to {MAX_DEPTH}")]

@@ -19,7 +19,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::value_parser;
-use rustix::io::Errno;
 use rustix::process::Signal;
 
 use crate::cli::say;
@@ -35,6 +34,7 @@ use ringway_control::rpc::serve::{ServeError, Server};
 use ringway_control::runtime::start_coordinator;
 use ringway_control::settings::{Family, HostPort, Settings, SettingsError};
 use ringway_control::window::WindowConfig;
+use ringway_dataplane::transport::limits::in_words;
 use ringway_topology::TaskId;
 pub(crate) use stage::Stage;
 
@@ -168,23 +168,13 @@ pub(crate) enum RunError {
         ranks: u32,
     },
     /// Something that the system grants unless a limit is too low.
-    #[error("cannot {what}: {source}{}", remedy(source))]
+    #[error("cannot {what}: {}", in_words(source))]
     System {
         /// What was tried.
         what: &'static str,
         /// What the system said.
         source: io::Error,
     },
-}
-
-/// What raises the limit that an error is about.
-fn remedy(error: &io::Error) -> &'static str {
-    match Errno::from_io_error(error) {
-        Some(Errno::MFILE) => "; raise the limit on open files (ulimit -n)",
-        Some(Errno::NFILE) => "; this host has as many files open as it may: raise fs.file-max (sysctl)",
-        Some(Errno::AGAIN) => "; raise the limit on processes (ulimit -u)",
-        _ => "",
-    }
 }
 
 /// Starts the ranks, waits for them, and returns their exit code.

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
+use ringway_dataplane::transport::limits::in_words;
 use ringway_proto::ringway::v1::session_setup_server::SessionSetupServer;
 use ringway_proto::ringway::v1::status_server::StatusServer;
 use ringway_proto::tensorflow::coordination_service_server::CoordinationServiceServer;
@@ -197,7 +198,7 @@ pub enum ServeError {
     #[error("{0}")]
     Tls(Box<TlsError>),
     /// The system refused otherwise.
-    #[error("cannot serve at {address}: {source}")]
+    #[error("cannot serve at {address}: {}", in_words(source))]
     System {
         /// Where it was to be.
         address: SocketAddr,
