@@ -194,21 +194,17 @@ impl Recorder {
         }
     }
 
-    /// Notes a call that was over as it began.
+    /// Notes a call that has ended well, and began then, or as it ended.
     #[inline]
-    pub(super) fn passed(&mut self, group: u32, call: Call, bytes: u64) {
+    pub(super) fn passed(&mut self, began: Option<Instant>, group: u32, call: Call, bytes: u64) {
         let now = Instant::now();
-        self.keep(Kept {
-            group,
-            call,
-            bytes,
-            began: now,
-            first_byte: None,
-            ended: Some((now, Ending::Done)),
-        });
+        let began = began.unwrap_or(now);
+        let ended = Some((now, Ending::Done));
+        self.keep(Kept { group, call, bytes, began, first_byte: None, ended });
         let total = &mut self.totals[call.collective.map_or(KINDS - 1, |c| c as usize)];
         total.done += 1;
         total.bytes += bytes;
+        total.time += now - began;
     }
 
     /// Notes how a call ended, if it is still kept.
@@ -331,7 +327,7 @@ mod tests {
         assert_eq!(recorder.forgotten(), 2);
         assert_eq!(recorder.last_ended().map(|r| r.call.seq), Some(3));
         assert!(recorder.began(numbers[1]).is_none() && recorder.began(numbers[2]).is_some());
-        recorder.passed(1, call(5), 8);
+        recorder.passed(None, 1, call(5), 8);
         let last = recorder.records()[2];
         assert_eq!((last.call.seq, last.ended), (5, Some((last.began, Ending::Done))));
     }

@@ -369,7 +369,7 @@ impl Core {
             return false;
         }
         g.last = Last::AtOnce { bytes: bytes.len() };
-        self.recorder.passed(g.info.id, call, bytes.len() as u64);
+        self.recorder.passed(None, g.info.id, call, bytes.len() as u64);
         self.exchanged(group, to, true, bytes.len() as u64);
         true
     }
@@ -398,8 +398,7 @@ impl Core {
             return false;
         }
         g.last = Last::AtOnce { bytes: len };
-        let record = self.recorder.begin_at(now, g.info.id, call, len as u64);
-        self.recorder.end(record, Ending::Done);
+        self.recorder.passed(Some(now), g.info.id, call, len as u64);
         self.exchanged(group, from, false, len as u64);
         true
     }

@@ -285,6 +285,12 @@ impl Connection {
         self.rails.len() > 1 || self.owed >= RECEIVES / 2 || self.has_read(self.control)
     }
 
+    /// Whether the peer may soon be out of receives.
+    #[inline]
+    pub(super) fn is_short(&self) -> bool {
+        self.rails[self.control].has_read(RECEIVES as usize / 2) || self.owed >= RECEIVES / 2
+    }
+
     /// Whether receives of this rail are to be posted again: those of messages many at a time, which leaves the peer
     /// enough (Q1), since it is told of those that are posted alone.
     fn has_read(&self, rail: usize) -> bool {

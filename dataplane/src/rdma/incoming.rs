@@ -4,6 +4,8 @@
 //!   look for one message ([`RdmaTransport::take_next`]) takes all else as a poll does, and what that came to is told by
 //!   the next poll.
 //! - **K2** Such a look ends where a poll has more to do than to take completions, or something to tell.
+//! - **K3** What is due to a peer after a message was taken so waits until a look has found nothing, or until a poll: the
+//!   caller's answer is not held up by it. Where half of its receives are not posted, it does not wait.
 #![forbid(unsafe_code)]
 
 use super::connection::Verdict;
@@ -39,17 +41,7 @@ impl RdmaTransport {
         let mut moved = false;
         for d in 0..self.devices.len() {
             for _ in 0..ROUNDS {
-                if self.devices[d].broken.is_some() {
-                    break;
-                }
-                let n = match self.devices[d].completions.poll(batch) {
-                    Ok(n) => n,
-                    Err(why) => {
-                        self.devices[d].broken.get_or_insert(why.to_string());
-                        self.must_look = true;
-                        0
-                    }
-                };
+                let n = self.poll_device(d, batch);
                 for wc in &batch[..n] {
                     if !self.take_small(d, wc) {
                         self.take_completion(d, wc);
@@ -62,6 +54,21 @@ impl RdmaTransport {
             }
         }
         moved
+    }
+
+    /// Asks a device for completions, and how many it has told of. One that cannot be asked is broken: none of its
+    /// completions come any more, and what rests on it ends at the next look.
+    #[inline]
+    fn poll_device(&mut self, d: usize, batch: &mut [WorkCompletion]) -> usize {
+        let device = &mut self.devices[d];
+        if device.broken.is_some() {
+            return 0;
+        }
+        device.completions.poll(batch).unwrap_or_else(|why| {
+            device.broken = Some(why.to_string());
+            self.must_look = true;
+            0
+        })
     }
 
     fn take_completion(&mut self, device: usize, wc: &WorkCompletion) {
@@ -151,6 +158,10 @@ impl RdmaTransport {
             if found != Found::Nothing {
                 break;
             }
+            // K3: nothing is late while nothing comes.
+            if let Some(at) = self.unanswered.take() {
+                self.fill_link(at, Much::Small);
+            }
         }
         self.batch = batch;
         found
@@ -166,17 +177,7 @@ impl RdmaTransport {
     ) -> Found {
         let mut found = false;
         for d in 0..self.devices.len() {
-            if self.devices[d].broken.is_some() {
-                continue;
-            }
-            let n = match self.devices[d].completions.poll(batch) {
-                Ok(n) => n,
-                Err(why) => {
-                    self.devices[d].broken.get_or_insert(why.to_string());
-                    self.must_look = true;
-                    0
-                }
-            };
+            let n = self.poll_device(d, batch);
             for wc in &batch[..n] {
                 if !found && self.take_expected(d, wc, at, expected, take) {
                     found = true;
@@ -219,16 +220,26 @@ impl RdmaTransport {
         true
     }
 
-    /// After a message was taken: receives are posted again, and credit is returned, without a poll, where much of it is due.
+    /// K3: after a message was taken, receives are posted again, and credit is returned, without a poll.
+    #[inline]
     fn answer(&mut self, at: u32) {
         let Some(Channel { matcher, stage: Stage::Up(connection), .. }) =
             self.links[at as usize].channel.as_deref()
         else {
             return;
         };
-        if matcher.has_small_output() || connection.has_output() {
+        if !connection.has_output() && !matcher.has_small_output() {
+            return;
+        }
+        let is_urgent = connection.is_short() || matcher.has_small_output();
+        self.soil(at);
+        let later = if is_urgent { None } else { Some(at) };
+        match std::mem::replace(&mut self.unanswered, later) {
+            Some(before) if before != at => _ = self.fill_link(before, Much::Small),
+            _ => {}
+        }
+        if is_urgent {
             self.fill_link(at, Much::Small);
-            self.soil(at);
         }
     }
 

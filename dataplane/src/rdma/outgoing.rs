@@ -27,6 +27,18 @@ impl RdmaTransport {
         }
     }
 
+    /// Has what is kept back of large messages said (see [`crate::transport::matching`]): nobody has asked for them while
+    /// this side looked.
+    pub(super) fn announce(&mut self) {
+        for at in 0..self.links.len() as u32 {
+            let channel = self.links[at as usize].channel.as_deref_mut();
+            if let Some(channel) = channel.filter(|channel| channel.matcher.has_unsaid()) {
+                channel.matcher.announce();
+                self.soil(at);
+            }
+        }
+    }
+
     /// Posts what there is to send.
     #[inline]
     pub(super) fn fill(&mut self) -> bool {

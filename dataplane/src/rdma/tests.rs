@@ -105,7 +105,7 @@ mod rails {
     use super::super::{Config, RdmaTransport};
     use crate::memory::{Pool, Region};
     use crate::transport::seed::Seeded;
-    use crate::transport::{Event, Keyring, Op, OpId, Peer, Stamp, Tag, Transport};
+    use crate::transport::{Event, Found, Keyring, Op, OpId, Peer, Stamp, Tag, Transport};
     use std::time::{Duration, Instant};
 
     const DEADLINE: Duration = Duration::from_secs(60);
@@ -249,6 +249,34 @@ mod rails {
             vec![(0, OpId(90), to, None), (1, OpId(91), word, None), (1, OpId(92), from, None)],
             Vec::new(),
         );
+    }
+
+    #[test]
+    fn who_only_takes_holds_nobody_up() {
+        // K3: far more messages than there are receives, and side 0 does not poll.
+        let Some(mut two) = two(8192) else { return };
+        let warm = two.post(&[10]);
+        two.finish(warm, vec![]);
+        let (messages, stamp, began) = (1000, Stamp::default(), Instant::now());
+        let (mut sent, mut taken, mut polls) = (0, 0, 0);
+        while taken < messages {
+            while sent < messages && two.sides[1].send_now(Peer(0), TAG, &stamp, &content(sent, 100)) {
+                sent += 1;
+            }
+            two.sides[1].poll(&mut two.events[1]);
+            let expected = content(taken, 100);
+            let mut take = |bytes: &[u8]| assert!(bytes == expected, "K1: message {taken}");
+            match two.sides[0].take_now(Peer(1), TAG, (&stamp, 100), 8, &mut take) {
+                Found::Message => taken += 1,
+                Found::Nothing => {}
+                Found::Behind | Found::Other => {
+                    polls += 1;
+                    two.sides[0].poll(&mut two.events[0]);
+                }
+            }
+            assert!(began.elapsed() < DEADLINE, "K3: {sent} sent, {taken} taken");
+        }
+        assert!(polls < 10, "K2: {polls} polls");
     }
 
     #[test]

@@ -73,6 +73,8 @@ pub struct RdmaTransport {
     by_peer: Vec<u32>,
     /// Links with something to send, or to look after.
     pub(super) dirty: Vec<u32>,
+    /// A link that is to be answered when there is time (K3 of [`super::incoming`]).
+    pub(super) unanswered: Option<u32>,
     pub(super) meetings: Vec<u32>,
     /// Devices whose port went down, and when.
     pub(super) down: Vec<(usize, u64)>,
@@ -134,6 +136,7 @@ impl RdmaTransport {
             devices,
             by_peer: Vec::new(),
             dirty: Vec::new(),
+            unanswered: None,
             meetings: Vec::new(),
             down: Vec::new(),
             strangers: HashMap::new(),
@@ -237,11 +240,14 @@ impl RdmaTransport {
             self.must_look = false;
             self.clock_ms();
             self.hear_devices();
+            self.announce();
             self.feel_pulse();
             moved = self.step_meetings();
         } else {
             moved = false;
         }
+        // All that is dirty is filled below.
+        self.unanswered = None;
         let looks = if self.dirty.is_empty() && !moved { LOOKS } else { 1 };
         moved |= self.take_completions(looks);
         moved |= self.fill();
@@ -530,6 +536,7 @@ impl Transport for RdmaTransport {
             return false;
         }
         self.clock_ms();
+        self.announce();
         if let Err(why) = self.watch.arm(&self.devices) {
             tracing::debug!("{why}");
             return false;

@@ -8,7 +8,9 @@
 //!   the receiver's window, which come back in the `credit` field of any frame.
 //! - **Rendezvous**: any other. The receiver says `Cts` (clear to send, with the number of the place it
 //!   wants the bytes in) as soon as it is posted; a sender that is posted first says `Rts`. Once the sender has
-//!   both, `Data` frames follow, of at most [`FRAME_BYTES`] each.
+//!   both, `Data` frames follow, of at most [`FRAME_BYTES`] each. Where the device writes payload by itself, an `Rts` is
+//!   a message more for a receiver that says `Cts` in any case, and tells it only what does not match: it is kept back
+//!   until [`Matcher::announce`].
 //! - Each side compares stamps and lengths by itself. A side that finds a mismatch has announced its own half by
 //!   then or does so now, so the other side finds it too.
 //! - **Pulling**, between processes that can read each other's memory: `Rts` says where the payload is, and the receiver
@@ -285,6 +287,8 @@ pub struct Matcher {
     arrived: Map<Key, Arrived>,
     shelf: Shelf,
     out: VecDeque<Out>,
+    /// Sends whose `Rts` is kept back, and some that have gone on without it.
+    unsaid: VecDeque<SlotId>,
     streams: VecDeque<SlotId>,
     /// Receives that are being read out of the peer's memory.
     pulls: VecDeque<SlotId>,
@@ -339,6 +343,7 @@ impl Matcher {
             arrived: Map::default(),
             shelf: Shelf::new(window_bytes.saturating_mul(2)),
             out: VecDeque::new(),
+            unsaid: VecDeque::new(),
             streams: VecDeque::new(),
             pulls: VecDeque::new(),
             credit: 0,
@@ -356,10 +361,12 @@ impl Matcher {
         self.moved
     }
 
-    /// For a transport whose device reads and writes lent memory by itself (M6).
+    /// For a transport whose device reads and writes lent memory by itself (M6), and that says
+    /// [`announce`](Self::announce) before it sleeps.
     #[must_use]
     pub fn one_sided(self) -> Matcher {
-        Matcher { one_sided: true, ..self }
+        let unsaid = VecDeque::with_capacity(self.most_unsaid());
+        Matcher { one_sided: true, unsaid, ..self }
     }
 
     /// For a transport whose receivers read payload out of the senders' memory where they can.

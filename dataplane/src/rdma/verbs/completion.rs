@@ -168,26 +168,50 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// When the queue has overflowed or its device is gone.
+    #[inline]
     pub fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         let mut batch = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; POLL_BATCH];
+        let want = out.len().min(POLL_BATCH);
+        // Most polls find nothing.
+        match self.ask(&mut batch[..want])? {
+            0 => Ok(0),
+            got => self.take(got, &mut batch, out),
+        }
+    }
+
+    /// Lets the device fill the batch; how many it did.
+    #[inline]
+    fn ask(&self, batch: &mut [MaybeUninit<sys::ibv_wc>]) -> Result<usize, VerbsError> {
+        let poll = self.context.ops().poll_cq.expect("every device has it");
+        // SAFETY: the queue is alive (I1), and the batch has room for so many completions.
+        let got = unsafe { poll(self.raw.as_ptr(), batch.len() as i32, batch.as_mut_ptr().cast()) };
+        // A number below zero is the provider's own and says nothing to people.
+        match usize::try_from(got) {
+            Ok(got) => Ok(got.min(batch.len())),
+            Err(_) => Err(self.context.error("ibv_poll_cq", libc::EIO)),
+        }
+    }
+
+    /// Takes the first `got` of the batch, which the device has filled, and what more there is.
+    fn take(
+        &self,
+        mut got: usize,
+        batch: &mut [MaybeUninit<sys::ibv_wc>; POLL_BATCH],
+        out: &mut [WorkCompletion],
+    ) -> Result<usize, VerbsError> {
         let mut taken = 0;
-        while taken < out.len() {
-            let want = (out.len() - taken).min(POLL_BATCH);
-            let poll = self.context.ops().poll_cq.expect("every device has it");
-            // SAFETY: the queue is alive (I1), and the batch has room for `want` completions.
-            let got = unsafe { poll(self.raw.as_ptr(), want as i32, batch.as_mut_ptr().cast()) };
-            // A number below zero is the provider's own and says nothing to people.
-            let got = usize::try_from(got).map_err(|_| self.context.error("ibv_poll_cq", libc::EIO))?;
-            for (slot, wc) in out[taken..].iter_mut().zip(&batch[..got.min(want)]) {
+        loop {
+            for (slot, wc) in out[taken..].iter_mut().zip(&batch[..got]) {
                 // SAFETY: the device filled the first `got` of the batch.
                 *slot = WorkCompletion::of(unsafe { wc.assume_init_ref() });
             }
             taken += got;
-            if got < want {
-                break;
+            if got < POLL_BATCH || taken == out.len() {
+                return Ok(taken);
             }
+            let want = (out.len() - taken).min(POLL_BATCH);
+            got = self.ask(&mut batch[..want])?;
         }
-        Ok(taken)
     }
 
     /// Asks for one notice on the channel at the next completion, or at the next that is solicited or in error.

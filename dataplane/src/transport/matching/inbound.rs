@@ -407,9 +407,12 @@ impl Matcher {
             op.state = SendState::Streaming { to: frame.slot, place: frame.place };
             op.shown = false;
             self.streams.push_back(slot);
-        } else if let Some(op) = self.sends.take(slot) {
-            self.send_keys.remove(&key);
-            done(events, op.id, Err(OpError::Mismatch { theirs, their_bytes }), op.bytes);
+        } else {
+            self.announce_one(slot);
+            if let Some(op) = self.sends.take(slot) {
+                self.send_keys.remove(&key);
+                done(events, op.id, Err(OpError::Mismatch { theirs, their_bytes }), op.bytes);
+            }
         }
         Ok(())
     }

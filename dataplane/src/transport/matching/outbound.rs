@@ -53,10 +53,57 @@ impl Matcher {
                 op.state = SendState::Announced;
                 if let Ok(slot) = self.sends.put(op) {
                     self.send_keys.insert(key, slot);
-                    let number = if self.pulling { slot.0 } else { 0 };
-                    self.out.push_back(Out::Control(Frame { slot: number, ..rts }));
+                    // A receiver that counts on an eager message says nothing by itself.
+                    if self.one_sided && !self.eager(length) {
+                        self.keep_back(slot);
+                    } else {
+                        let number = if self.pulling { slot.0 } else { 0 };
+                        self.out.push_back(Out::Control(Frame { slot: number, ..rts }));
+                    }
                 }
             }
+        }
+    }
+
+    /// Most of [`Self::unsaid`]: as many as may be posted, and as many that have gone on.
+    pub(super) fn most_unsaid(&self) -> usize {
+        2 * self.depth
+    }
+
+    /// Keeps the `Rts` of a send back.
+    fn keep_back(&mut self, slot: SlotId) {
+        if self.unsaid.len() >= self.most_unsaid() {
+            let sends = &self.sends;
+            self.unsaid.retain(|s| sends.get(*s).is_some_and(|op| op.state == SendState::Announced));
+        }
+        self.unsaid.push_back(slot);
+    }
+
+    /// Whether an `Rts` is kept back.
+    #[inline]
+    pub fn has_unsaid(&self) -> bool {
+        !self.unsaid.is_empty()
+    }
+
+    /// Says what is kept back of sends whose receivers have not asked for them: they may not match.
+    pub fn announce(&mut self) {
+        while let Some(slot) = self.unsaid.pop_front() {
+            self.say_rts(slot);
+        }
+    }
+
+    /// Says the `Rts` of a send that turns out not to match, so that the receiver finds it too.
+    pub(super) fn announce_one(&mut self, slot: SlotId) {
+        if let Some(at) = self.unsaid.iter().position(|s| *s == slot) {
+            self.unsaid.remove(at);
+            self.say_rts(slot);
+        }
+    }
+
+    fn say_rts(&mut self, slot: SlotId) {
+        if let Some(op) = self.sends.get(slot).filter(|op| op.state == SendState::Announced) {
+            let (stamp, length) = (op.stamp, op.bytes.len() as u64);
+            self.out.push_back(Out::Control(Frame { stamp, length, ..keyed(Kind::Rts, op.key) }));
         }
     }
 
