@@ -1,6 +1,6 @@
 //! Two matchers over an adversarial wire, seeded.
 
-mod announcing;
+mod one_sided;
 
 use super::header::Whole;
 use super::{Agreed, Body, FRAME_BYTES, Frame, Kind, Matcher, Place, Retired, SlotId, Violation};
@@ -536,34 +536,6 @@ fn random_frames_never_panic() {
         side.collect();
         assert!(side.posted.values().all(|p| p.result.is_some()), "M1, seed {seed}");
     }
-}
-
-#[test]
-fn a_write_carries_no_credit() {
-    // M3: credit is given back by frames that travel.
-    let pool = Pool::default();
-    let mut side = Side::new(0, 4, &pool, How::OneSided);
-    side.matcher.open(Agreed { eager_bytes: 64, their_window: 8, our_window: 8 }, &mut Vec::new());
-    assert!(side.post(Plan { lane: 0, k: 0, send: true, stamp: 1, len: SPAN }));
-    assert!(side.post(Plan { lane: 1, k: 0, send: false, stamp: 1, len: 0 }));
-    let place = Place { address: 1, keys: [1; 4] };
-    let tag = |lane| Tag { group: 1, lane }.to_u64();
-    let eager = Frame { tag: tag(1), stamp: stamp(1), ..Frame::bare(Kind::Eager) };
-    let cts = Frame {
-        tag: tag(0),
-        stamp: stamp(1),
-        length: SPAN as u64,
-        slot: 1 << 32,
-        place,
-        ..Frame::bare(Kind::Cts)
-    };
-    for frame in [eager, cts] {
-        side.matcher.accept(&frame, &side.retired, &mut side.events).unwrap();
-    }
-    side.collect();
-    let (data, _) = side.matcher.next_frame(|_, _| FRAME_BYTES).unwrap();
-    assert_eq!((data.kind, data.credit), (Kind::Data, 0));
-    assert_eq!(side.matcher.owed, 1);
 }
 
 #[test]

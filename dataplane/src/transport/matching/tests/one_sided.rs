@@ -1,7 +1,7 @@
-//! Announcements that are kept back.
+//! What is different where the device writes: announcements are kept back, and writes carry no frame.
 
-use super::super::{Agreed, FRAME_BYTES, Frame, Kind};
-use super::{How, Plan, Side, stamp};
+use super::super::{Agreed, FRAME_BYTES, Frame, Kind, Place};
+use super::{How, Plan, SPAN, Side, stamp};
 use crate::memory::Pool;
 use crate::transport::Tag;
 
@@ -52,4 +52,32 @@ fn large_sends_are_announced_when_nobody_asks() {
         side.collect();
         assert!(side.matcher.unsaid.len() <= side.matcher.most_unsaid());
     }
+}
+
+#[test]
+fn a_write_carries_no_credit() {
+    // M3: credit is given back by frames that travel.
+    let pool = Pool::default();
+    let mut side = Side::new(0, 4, &pool, How::OneSided);
+    side.matcher.open(Agreed { eager_bytes: 64, their_window: 8, our_window: 8 }, &mut Vec::new());
+    assert!(side.post(Plan { lane: 0, k: 0, send: true, stamp: 1, len: SPAN }));
+    assert!(side.post(Plan { lane: 1, k: 0, send: false, stamp: 1, len: 0 }));
+    let place = Place { address: 1, keys: [1; 4] };
+    let tag = |lane| Tag { group: 1, lane }.to_u64();
+    let eager = Frame { tag: tag(1), stamp: stamp(1), ..Frame::bare(Kind::Eager) };
+    let cts = Frame {
+        tag: tag(0),
+        stamp: stamp(1),
+        length: SPAN as u64,
+        slot: 1 << 32,
+        place,
+        ..Frame::bare(Kind::Cts)
+    };
+    for frame in [eager, cts] {
+        side.matcher.accept(&frame, &side.retired, &mut side.events).unwrap();
+    }
+    side.collect();
+    let (data, _) = side.matcher.next_frame(|_, _| FRAME_BYTES).unwrap();
+    assert_eq!((data.kind, data.credit), (Kind::Data, 0));
+    assert_eq!(side.matcher.owed, 1);
 }
