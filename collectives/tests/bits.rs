@@ -11,3 +11,9 @@ fn random_all_reduces_give_the_same_bits_and_the_right_results() {
         assert!(tally.vectors > 0 && tally.calls > tally.vectors);
     }
 }
+
+#[test]
+fn slices_change_no_bit() {
+    // E2
+    assert!(random::slices_change_no_bit(7) > 50);
+}

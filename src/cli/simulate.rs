@@ -2,7 +2,9 @@
 //! and what would be chosen.
 
 use ringway::{Settings, SettingsError};
-use ringway_collectives::schedule::simulate::{Network, Place, Price, Resource, Workload, price};
+use ringway_collectives::schedule::simulate::{
+    Network, Place, Price, Resource, SharedCores, Workload, price,
+};
 use ringway_collectives::schedule::{
     Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Schedule, Tuning, TuningError,
     choose, prices,
@@ -45,6 +47,12 @@ pub(crate) struct Args {
     /// Network interfaces of each host
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     rails: u32,
+    /// Cores of each host, where its ranks have to share them [default: one for each]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    cores: Option<u32>,
+    /// What it takes until another rank of a core runs, in microseconds
+    #[arg(long, value_name = "US", default_value_t = 1.0, requires = "cores", value_parser = switch_us)]
+    switch_us: f64,
     /// Which hosts hang at which switch
     #[arg(long, value_name = "FILE")]
     topology: Option<PathBuf>,
@@ -197,6 +205,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, SimulateError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A time that makes sense.
+fn switch_us(text: &str) -> Result<f64, String> {
+    let us: Result<f64, _> = text.parse();
+    us.ok()
+        .filter(|us| (0.0..=1e6).contains(us))
+        .ok_or_else(|| "give microseconds, from 0 to 1000000".to_owned())
+}
+
 fn read(path: &PathBuf) -> Result<String, SimulateError> {
     std::fs::read_to_string(path).map_err(|source| SimulateError::Read { path: path.clone(), source })
 }
@@ -225,7 +241,14 @@ impl Machine {
             .ok_or_else(|| SimulateError::Flags(format!("{} ranks are too many", args.ranks)))?
             .with_rails(rails_per_host(&locations));
         let uplink_bytes_per_us = args.uplink.map_or(f64::INFINITY, |gigabytes| gigabytes * 1e3);
-        let network = Network { places, inside: costs.inside, between: costs.between, uplink_bytes_per_us };
+        let shared = args.cores.filter(|cores| *cores < args.ranks / args.hosts).map(|cores| {
+            let per_host = args.ranks / args.hosts;
+            // As ranks are bound: neighbours to one core.
+            let core = |rank: u32| rank / per_host * cores + rank % per_host * cores / per_host;
+            SharedCores { cores: (0..args.ranks).map(core).collect(), switch_us: args.switch_us }
+        });
+        let (inside, between) = (costs.inside, costs.between);
+        let network = Network { places, inside, between, uplink_bytes_per_us, shared };
         Ok(Machine { group, network, costs, tuning, wanted })
     }
 
@@ -364,7 +387,11 @@ fn messages(schedule: &Arranged) -> u64 {
 
 /// Slices that the work is cut into.
 fn slices(schedule: &Arranged, collective: Collective, work: &Workload) -> u64 {
-    let parts = if collective == Collective::AllToAll { schedule.chunks() / 2 } else { schedule.chunks() };
+    let parts = match collective {
+        Collective::AllToAll => schedule.chunks() / 2,
+        _ if schedule.gathers() => 1,
+        _ => schedule.chunks(),
+    };
     work.bytes.div_ceil(u64::from(parts)).div_ceil(work.slice_bytes).max(1)
 }
 

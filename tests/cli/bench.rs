@@ -26,7 +26,10 @@ fn the_table_is_verified_and_names_the_transport() {
 
 #[test]
 fn a_reader_that_goes_away_ends_it_quietly() {
-    for arguments in [&["all-reduce", "-n", "3"][..], &["all-reduce", "-n", "2", "--json"], &["p2p"]] {
+    let explained = ["all-reduce", "-n", "2", "--explain"];
+    for arguments in
+        [&["all-reduce", "-n", "3"][..], &["all-reduce", "-n", "2", "--json"], &explained, &["p2p"]]
+    {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = ringway(&["bench"]);
@@ -74,6 +77,11 @@ fn every_collective_is_verified_on_ranks_that_divide_nothing() {
         "all-to-all",
         "send-recv",
         "all-reduce",
+        "all-gather-v",
+        "reduce-scatter-v",
+        "all-to-all-v",
+        "scan",
+        "exclusive-scan",
     ];
     for collective in all {
         let more: &[&str] = if ["broadcast", "reduce", "gather", "scatter"].contains(&collective) {
@@ -88,6 +96,23 @@ fn every_collective_is_verified_on_ranks_that_divide_nothing() {
         assert_eq!(end.code(), 0, "{collective}: {end:?}");
         let wrong: Vec<&str> = end.stdout.iter().skip(1).map(|l| l.split(',').nth(11).unwrap()).collect();
         assert_eq!(wrong, ["0", "0", "0"], "{collective}: {end:?}");
+    }
+}
+
+#[test]
+fn reproducible_sums_are_asked_for_by_flag_or_setting() {
+    let sizes = ["all-reduce", "-n", "3", "--sizes", "64,300K", "--iters", "2", "--csv"];
+    let algorithms = |end: &crate::process::End| -> Vec<String> {
+        let column = |line: &String| {
+            line.split(',').find(|word| ["chain", "exchange"].contains(word)).map(str::to_owned)
+        };
+        end.stdout.iter().skip(1).filter_map(column).collect()
+    };
+    let mut set = ringway(&[&["bench"], &sizes[..]].concat());
+    set.env("RINGWAY_REPRODUCIBLE", "1");
+    for end in [bench(&[&sizes[..], &["--reproducible"]].concat()), Run::start(set).end()] {
+        assert_eq!(end.code(), 0, "{end:?}");
+        assert_eq!(algorithms(&end), ["exchange", "chain"], "{end:?}");
     }
 }
 

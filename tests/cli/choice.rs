@@ -10,7 +10,7 @@ fn what_was_tuned_is_chosen_and_a_broken_file_is_told_by_its_line() {
     let end = Run::start(ringway(&tune)).end();
     assert_eq!(end.code(), 0, "{}", end.stderr);
     let written = std::fs::read_to_string(&file).expect("rank 0 wrote it");
-    assert!(written.starts_with("ringway-tuning 1\nlink inside "), "{written}");
+    assert!(written.starts_with("ringway-tuning 2\nlink inside "), "{written}");
 
     let mut bench = ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "8", "--iters", "2", "--explain"]);
     bench.env("RINGWAY_TUNING_FILE", &file);
@@ -18,7 +18,7 @@ fn what_was_tuned_is_chosen_and_a_broken_file_is_told_by_its_line() {
     let shown = end.stdout.join("\n");
     assert!(end.code() == 0 && shown.contains("quickest as measured"), "{shown}{}", end.stderr);
 
-    let broken = folder.file("broken.txt", "ringway-tuning 1\nlink inside latency_us=soon\n");
+    let broken = folder.file("broken.txt", "ringway-tuning 2\nlink inside latency_us=soon\n");
     let mut bench = ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "8", "--iters", "2"]);
     bench.env("RINGWAY_TUNING_FILE", &broken);
     let end = Run::start(bench).end();

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::blocks::Blocks;
-use super::layout::{Area, Copy, INPUT, Layout, List, OUTPUT, WORK};
+use super::layout::{Area, Copy, Cut, INPUT, Layout, List, OUTPUT, WORK};
 use super::plan::Request;
 use crate::schedule::{Algorithm, Arranged, Collective, Rank, Schedule, Span};
 use ringway_dataplane::memory::DType;
@@ -25,12 +25,16 @@ pub(super) fn arrange(
     let converts = caller_bytes != element_bytes;
     let own = Span::one(rank);
     let blocks = |place, first| Area::Blocks { place, first };
-    let parts = Area::Parts { place: INPUT, chunks: schedule.chunks() };
+    let cut = Cut { parts: schedule.among_positions().parts(), chunks: schedule.chunks() };
+    let parts = Area::Parts { place: INPUT, cut };
     let all = Span::new(0, schedule.chunks());
     let root = request.root == rank;
     let layout = match collective {
+        Collective::AllReduce if schedule.gathers() => {
+            return (arrange_exchange(request, (rank, ranks), element_bytes), false);
+        }
         Collective::AllReduce | Collective::Reduce if converts => {
-            let staged = Area::StagedParts { chunks: schedule.chunks(), lane_bytes: 0 };
+            let staged = Area::StagedParts { cut, lane_bytes: 0 };
             let total = (root || collective == Collective::AllReduce).then_some((staged, all));
             let before = Some(Copy { from: parts, to: staged, span: all, to_first: 0 });
             let after = Some(Copy { from: staged, to: parts, span: all, to_first: 0 });
@@ -40,7 +44,7 @@ pub(super) fn arrange(
         Collective::Reduce => Layout { total: root.then_some((parts, all)), ..of(parts) },
         Collective::Broadcast => of(parts),
         // The one chunk of a barrier has no bytes; they are taken from the scratch's own neighbour.
-        Collective::Barrier => of(Area::Parts { place: WORK, chunks: 1 }),
+        Collective::Barrier => of(Area::Parts { place: WORK, cut: Cut::even(1) }),
         Collective::ReduceScatter => {
             return arrange_reduce_scatter(algorithm, request, (rank, ranks), element_bytes);
         }
@@ -86,6 +90,21 @@ pub(super) fn arrange(
     (layout, false)
 }
 
+/// The same for an all-reduce in which every rank gathers all and combines it by itself.
+fn arrange_exchange(request: &Request, (rank, ranks): (Rank, u32), element_bytes: usize) -> Layout {
+    let caller_bytes = request.dtype.map_or(1, DType::size);
+    let (staged, one) = (Area::Staged { chunks: ranks, lane_bytes: 0 }, Span::one(0));
+    let whole = Area::Parts { place: INPUT, cut: Cut::even(1) };
+    Layout {
+        caller_bytes,
+        before: Some(Copy { from: whole, to: staged, span: one, to_first: rank }),
+        after: Some(Copy { from: staged, to: whole, span: one, to_first: 0 }),
+        folded: Some((staged, Span::new(0, ranks))),
+        total: Some((staged, one)),
+        ..Layout::of(staged, request.count, element_bytes)
+    }
+}
+
 /// The same for a reduce-scatter of equal blocks.
 fn arrange_reduce_scatter(
     algorithm: Algorithm,
@@ -125,7 +144,7 @@ fn combines_its_own(algorithm: Algorithm, ranks: u32) -> bool {
 fn arrange_scan(collective: Collective, request: &Request, rank: Rank, element_bytes: usize) -> Layout {
     let caller_bytes = request.dtype.map_or(1, DType::size);
     let of = |area: Area| Layout { caller_bytes, ..Layout::of(area, request.count, element_bytes) };
-    let (whole, one) = (Area::Parts { place: INPUT, chunks: 1 }, Span::one(0));
+    let (whole, one) = (Area::Parts { place: INPUT, cut: Cut::even(1) }, Span::one(0));
     if collective == Collective::ExclusiveScan {
         let (staged, kept) = (Area::Staged { chunks: 2, lane_bytes: 0 }, Span::one(1));
         let before = Some(Copy { from: whole, to: staged, span: one, to_first: 0 });

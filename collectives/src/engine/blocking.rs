@@ -92,9 +92,11 @@ impl Communicator {
             }
             What::Send { .. } | What::Receive { .. } => AtOnce::NotBegun,
         };
-        if matches!(begun, AtOnce::Over) {
-            return Ok(());
-        }
+        let since = match &begun {
+            AtOnce::Over => return Ok(()),
+            AtOnce::Begun(begun) => Some(begun.since),
+            AtOnce::NotBegun => None,
+        };
         let mut first = core.ledgers.pop().unwrap_or_default();
         let mut second = core.ledgers.pop().unwrap_or_default();
         let (mut core, result) = lend(input, &mut first, |input| {
@@ -110,6 +112,9 @@ impl Communicator {
         });
         core.ledgers.push(second);
         core.ledgers.push(first);
+        if let Some(since) = since {
+            core.waits_at_once.learn(since.elapsed());
+        }
         if result.is_err() {
             flush(&mut core);
             drop(self.owner.write_down(core));

@@ -96,6 +96,8 @@ pub(super) struct Core {
     pub(super) next_tick: Instant,
     /// How long the driver polls before it sleeps.
     pub(super) patience: Patience,
+    /// How long calls that are made at once wait for a message.
+    pub(super) waits_at_once: Patience,
     pub(super) driver: Driver,
     pub(super) asleep: u32,
     pub(super) followers: u32,
@@ -132,6 +134,7 @@ impl Core {
             ledgers: Vec::new(),
             next_tick: Instant::now(),
             patience: Patience::default(),
+            waits_at_once: Patience::default(),
             driver: Driver::Nobody,
             asleep: 0,
             followers: 0,
@@ -261,9 +264,9 @@ impl Core {
         run.rank = g.info.my_rank;
         run.tag = Tag { group: g.info.id, lane };
         let started = matches!(entry, Entry::New { started: true });
-        (run.record, run.first_step) = match entry {
+        (run.record, run.begun) = match entry {
             Entry::New { .. } => (self.recorder.begin(g.info.id, call, bytes), None),
-            Entry::Begun(begun) => (begun.record, Some(begun.steps)),
+            Entry::Begun(begun) => (begun.record, Some(begun.stand)),
         };
         (run.call, run.plan, run.request) = (call, plan, request.clone());
         // Moving a region that is not there costs as much as moving one.

@@ -162,7 +162,13 @@ pub(crate) fn cutting(options: &EngineOptions, costs: &Costs, depth: u32) -> u16
     let EngineOptions { slice_bytes, slices_in_flight, tuning, .. } = options;
     let slice_bytes = slice_bytes.map_or(0, |bytes| bytes as u64);
     let numbers = [costs.inside, costs.between].into_iter().flat_map(|link| {
-        let numbers = [link.latency_us, link.message_us, link.bytes_per_us, link.reduce_bytes_per_us];
+        let numbers = [
+            link.latency_us,
+            link.message_us,
+            link.eager_message_us,
+            link.bytes_per_us,
+            link.reduce_bytes_per_us,
+        ];
         numbers.map(f64::to_bits).into_iter().chain([u64::from(link.offloaded)])
     });
     let tuned = tuning.as_ref().map_or(0, |tuning| tuning.digest());

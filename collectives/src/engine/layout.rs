@@ -1,9 +1,13 @@
 //! Where the bytes of a chunk are: maps (span of chunks, slice) to a region and a range of bytes in it.
 //!
-//! Two cuts exist. Where chunks are parts of one buffer (all-reduce, broadcast, reduce), which part is which does not
-//! matter, and every slice is one run of the buffer with its own chunks side by side in it: any span of chunks is
-//! contiguous. Where chunks are the blocks of ranks, slice `s` is the `s`-th piece of each block: a span of several
-//! blocks is contiguous only if there is one slice, or if the pieces are gathered in a work area first.
+//! Two cuts exist. Where chunks are cut out of one buffer (all-reduce, broadcast, reduce), the buffer is first cut into the
+//! parts whose elements are combined in orders of their own ([`AnySchedule::parts`]), each part into slices, and each
+//! slice's piece of a part into the part's chunks: so the order in which an element is combined does not depend on the
+//! slices, and a span of chunks is contiguous as long as it stays within a part. Where chunks are the blocks of ranks,
+//! slice `s` is the `s`-th piece of each block: a span of several blocks is contiguous only if there is one slice, or if
+//! the pieces are gathered in a work area first.
+//!
+//! [`AnySchedule::parts`]: crate::schedule::AnySchedule::parts
 
 #![forbid(unsafe_code)]
 
@@ -23,17 +27,39 @@ pub(super) const WORK: Place = 2;
 /// Number of places.
 pub(super) const PLACES: usize = 3;
 
+/// How a buffer is cut into chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Near-equal parts of the whole buffer, which divide `chunks`.
+    pub(super) parts: u32,
+    /// Chunks of all parts together: near-equal ones of each slice's piece of a part.
+    pub(super) chunks: u32,
+}
+
+impl Cut {
+    /// Chunks that are combined alike.
+    pub(super) fn even(chunks: u32) -> Cut {
+        Cut { parts: 1, chunks }
+    }
+
+    /// Chunks of one part.
+    fn each(self) -> u32 {
+        self.chunks / self.parts
+    }
+}
+
 /// Chunks that lie in one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Area {
-    /// Near-equal parts of each slice's run of the buffer.
-    Parts { place: Place, chunks: u32 },
+    /// A buffer, cut.
+    Parts { place: Place, cut: Cut },
     /// Block `c` is at `(c - first) * block`.
     Blocks { place: Place, first: u32 },
     /// Chunk `c` is list `list`'s range `c`, of its own length.
     Listed { place: Place, list: usize },
-    /// Near-equal parts of each slice's run of the buffer, `lane_bytes` per lane, made and emptied slice by slice.
-    StagedParts { chunks: u32, lane_bytes: usize },
+    /// A slice's pieces of a buffer that is cut so, part by part side by side, `lane_bytes` per lane, made and emptied slice
+    /// by slice.
+    StagedParts { cut: Cut, lane_bytes: usize },
     /// Block `c` is at `c * block`, but block `own` is all that is at another place. Spans are of one block.
     Except { place: Place, own: u32, at: Place },
     /// Pieces of `chunks` blocks side by side, `lane_bytes` per lane, made and emptied slice by slice.
@@ -88,6 +114,8 @@ pub(super) struct Layout {
     pub(super) slices: u32,
     pub(super) before: Option<Copy>,
     pub(super) after: Option<Copy>,
+    /// Chunks of an area that are combined into the first of them at the end of each slice, one after another.
+    pub(super) folded: Option<(Area, Span)>,
     /// What an average is finished on, at the end of each slice.
     pub(super) total: Option<(Area, Span)>,
 }
@@ -113,6 +141,7 @@ impl Layout {
             slices: 1,
             before: None,
             after: None,
+            folded: None,
             total: None,
         }
     }
@@ -132,13 +161,13 @@ impl Layout {
     pub(super) fn in_area(&self, area: &Area, span: Span, slice: u32, lane: usize) -> Spot {
         let piece = near_equal(self.elements, self.slices as usize, slice as usize);
         let (place, elements) = match *area {
-            Area::Parts { place, chunks } => {
-                let first = near_equal(piece.len(), chunks as usize, span.first as usize);
+            Area::Parts { place, cut } => {
+                let first = self.cut_out(cut, span.first, slice);
                 let end = match span.count {
                     1 => first.end,
-                    _ => near_equal(piece.len(), chunks as usize, span.end() as usize - 1).end,
+                    _ => self.cut_out(cut, span.end() - 1, slice).end,
                 };
-                (place, piece.start + first.start..piece.start + end)
+                (place, first.start..end)
             }
             Area::Listed { place, list } => {
                 let range = self.lists[list].as_ref().and_then(|list| list.get(span.first as usize));
@@ -146,11 +175,13 @@ impl Layout {
                 let piece = near_equal(range.len(), self.slices as usize, slice as usize);
                 (place, range.start + piece.start..range.start + piece.end)
             }
-            Area::StagedParts { chunks, lane_bytes } => {
-                let first = near_equal(piece.len(), chunks as usize, span.first as usize).start;
-                let end = near_equal(piece.len(), chunks as usize, span.end() as usize - 1).end;
-                let start = lane * lane_bytes / self.element_bytes;
-                (WORK, start + first..start + end)
+            Area::StagedParts { cut, lane_bytes } => {
+                let part = span.first / cut.each();
+                let begin = self.cut_out(cut, part * cut.each(), slice).start;
+                let (first, last) =
+                    (self.cut_out(cut, span.first, slice), self.cut_out(cut, span.end() - 1, slice));
+                let start = lane * lane_bytes / self.element_bytes + part as usize * self.piece(cut.parts);
+                (WORK, start + first.start - begin..start + last.end - begin)
             }
             Area::Blocks { place, first } => {
                 let start = (span.first - first) as usize * self.elements + piece.start;
@@ -170,15 +201,48 @@ impl Layout {
         Spot { place, bytes: elements.start * each..elements.end * each }
     }
 
+    /// Elements of a chunk of a slice.
+    #[inline]
+    fn cut_out(&self, cut: Cut, chunk: u32, slice: u32) -> Range<usize> {
+        let part = near_equal(self.elements, cut.parts as usize, (chunk / cut.each()) as usize);
+        let piece = near_equal(part.len(), self.slices as usize, slice as usize);
+        let own = near_equal(piece.len(), cut.each() as usize, (chunk % cut.each()) as usize);
+        let start = part.start + piece.start;
+        start + own.start..start + own.end
+    }
+
+    /// Elements of a slice's longest piece of one of so many parts.
+    fn piece(&self, parts: u32) -> usize {
+        self.elements.div_ceil(parts as usize).div_ceil(self.slices as usize)
+    }
+
+    /// Bytes of a lane of [`Area::StagedParts`].
+    pub(super) fn lane_bytes(&self, cut: Cut) -> usize {
+        cut.parts as usize * self.piece(cut.parts) * self.element_bytes
+    }
+
+    /// `span` of an area in runs that are contiguous in every slice.
+    pub(super) fn runs(&self, area: &Area, span: Span) -> impl Iterator<Item = Span> + use<> {
+        let longest = match *area {
+            Area::Parts { cut, .. } if self.slices > 1 => cut.each(),
+            Area::StagedParts { cut, .. } => cut.each(),
+            _ => span.count,
+        };
+        let longest = longest.min(span.count).max(1);
+        let run = move |i: u32| Span::new(span.first + i * longest, longest.min(span.count - i * longest));
+        (0..span.count.div_ceil(longest)).map(run)
+    }
+
     /// Bytes of the longest message of `chunks` chunks, over all slices.
     pub(super) fn longest_bytes(&self, chunks: u32) -> usize {
-        let piece = self.elements.div_ceil(self.slices as usize);
         let elements = match self.low {
-            Area::Parts { chunks: all, .. } | Area::StagedParts { chunks: all, .. } => {
-                (piece.div_ceil(all as usize) * chunks as usize).min(piece)
+            Area::Parts { cut, .. } | Area::StagedParts { cut, .. } => {
+                let piece = self.piece(cut.parts);
+                let parts = chunks.div_ceil(cut.each()) as usize;
+                (piece.div_ceil(cut.each() as usize) * chunks as usize).min(parts * piece)
             }
             Area::Blocks { .. } | Area::Listed { .. } | Area::Except { .. } | Area::Staged { .. } => {
-                piece * chunks as usize
+                self.piece(1) * chunks as usize
             }
         };
         elements * self.element_bytes
@@ -194,22 +258,81 @@ mod tests {
     }
 
     #[test]
-    fn parts_tile_the_buffer_and_spans_are_contiguous() {
-        for (elements, chunks, slices) in [(0, 3, 1), (1, 4, 2), (1000, 3, 7), (97, 8, 5)] {
-            let l = layout(Area::Parts { place: INPUT, chunks }, elements, slices);
+    fn parts_tile_the_buffer_and_spans_within_a_part_are_contiguous() {
+        let cuts =
+            [(1, 1), (1, 3), (3, 3), (2, 8), (4, 8), (1, 4)].map(|(parts, chunks)| Cut { parts, chunks });
+        for (cut, (elements, slices)) in
+            cuts.into_iter().flat_map(|cut| [(0, 1), (1, 2), (1000, 7), (97, 5), (64, 1)].map(|e| (cut, e)))
+        {
+            let (area, each) = (Area::Parts { place: INPUT, cut }, cut.chunks / cut.parts);
+            let l = layout(area, elements, slices);
             let mut at = 0;
-            for slice in 0..slices {
-                let all = l.locate(Span::new(0, chunks), slice, 0);
-                assert_eq!(all.bytes.start, at);
-                for chunk in 0..chunks {
-                    let spot = l.locate(Span::one(chunk), slice, 0);
-                    assert_eq!(spot.bytes.start, at);
-                    assert!(spot.bytes.len() <= l.longest_bytes(1));
-                    at = spot.bytes.end;
+            for part in 0..cut.parts {
+                for slice in 0..slices {
+                    let all = l.locate(Span::new(part * each, each), slice, 0);
+                    assert_eq!(all.bytes.start, at);
+                    for chunk in part * each..(part + 1) * each {
+                        let spot = l.locate(Span::one(chunk), slice, 0);
+                        assert_eq!(spot.bytes.start, at);
+                        assert!(spot.bytes.len() <= l.longest_bytes(1));
+                        at = spot.bytes.end;
+                    }
+                    assert_eq!(all.bytes.end, at);
+                    assert!(all.bytes.len() <= l.longest_bytes(each));
                 }
-                assert_eq!(all.bytes.end, at);
             }
             assert_eq!(at, elements * 4);
+            // Of one slice, all is one run.
+            let whole = Span::new(0, cut.chunks);
+            let runs: Vec<_> = l.runs(&area, whole).collect();
+            assert_eq!(runs.len() as u32, if slices == 1 { 1 } else { cut.parts });
+            assert_eq!(runs.iter().map(|run| run.count).sum::<u32>(), cut.chunks);
+            if slices == 1 {
+                assert_eq!(l.locate(whole, 0, 0).bytes, 0..elements * 4);
+            }
+        }
+    }
+
+    /// E2: which part an element is in, and so in which order it is combined, is the same for any slices.
+    #[test]
+    fn the_part_of_an_element_does_not_depend_on_slices() {
+        let cut = Cut { parts: 3, chunks: 6 };
+        let part_of = |element: usize, slices: u32| {
+            let l = layout(Area::Parts { place: INPUT, cut }, 101, slices);
+            let holds = |chunk: &u32| {
+                (0..slices).any(|s| l.locate(Span::one(*chunk), s, 0).bytes.contains(&(element * 4)))
+            };
+            (0..cut.chunks).find(holds).map(|chunk| chunk / 2)
+        };
+        for element in 0..101 {
+            assert!([2, 3, 7, 40].iter().all(|slices| part_of(element, *slices) == part_of(element, 1)));
+        }
+    }
+
+    #[test]
+    fn staged_parts_are_apart_and_within_their_lane() {
+        for (parts, chunks) in [(1, 4), (2, 2), (2, 6), (3, 3)] {
+            let cut = Cut { parts, chunks };
+            for (elements, slices) in [(0, 1), (5, 2), (100, 3), (97, 1)] {
+                let bare = layout(Area::StagedParts { cut, lane_bytes: 0 }, elements, slices);
+                let lane_bytes = bare.lane_bytes(cut);
+                let (staged, plain) = (
+                    layout(Area::StagedParts { cut, lane_bytes }, elements, slices),
+                    layout(Area::Parts { place: INPUT, cut }, elements, slices),
+                );
+                for slice in 0..slices {
+                    let mut at = lane_bytes;
+                    for chunk in 0..chunks {
+                        let (spot, whence) = (
+                            staged.locate(Span::one(chunk), slice, 1),
+                            plain.locate(Span::one(chunk), slice, 1),
+                        );
+                        assert_eq!(spot.bytes.len(), whence.bytes.len());
+                        assert!(spot.bytes.start >= at && spot.bytes.end <= 2 * lane_bytes);
+                        at = spot.bytes.end;
+                    }
+                }
+            }
         }
     }
 

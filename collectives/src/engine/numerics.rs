@@ -20,9 +20,10 @@ pub struct Numerics {
     /// is asked for, wherever the ranks run, and however a vector is split into calls. Without it results are the same bits
     /// from run to run, for the same ranks, places, algorithm and length.
     ///
-    /// It costs the choice of algorithms: sums, products and averages of floats, and functions of users, go up and down the
-    /// chain of ranks ([`Algorithm::Chain`](crate::schedule::Algorithm)), whose latency grows with the number of ranks. What
-    /// no order can change (integers, minima, maxima, bits) runs as ever.
+    /// It costs the choice of algorithms: sums, products and averages of floats, and functions of users, go from every rank
+    /// to every other where they are short ([`Algorithm::Exchange`](crate::schedule::Algorithm)), else up and down the chain
+    /// of ranks ([`Algorithm::Chain`](crate::schedule::Algorithm)), whose latency grows with the number of ranks. What no
+    /// order can change (integers, minima, maxima, bits) runs as ever.
     pub reproducible: bool,
     /// f16 and bf16 are added, multiplied and averaged in f32, which is also what travels: twice the bytes, one rounding at
     /// the end instead of one per combine. A sum is then off by at most `u` of the result and `n * 2^-24 * S`.

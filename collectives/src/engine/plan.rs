@@ -220,11 +220,10 @@ impl Plan {
         let wanted = options.slice_bytes.unwrap_or(usize::try_from(choice.slice_bytes).unwrap_or(usize::MAX));
         let limit = longest(caps, element_bytes);
         layout.slices = match layout.low {
-            // Every slice is a run of the buffer with a piece of each chunk in it.
             // What the two sides of a pair know of each other's blocks is the length of one.
             _ if pairwise => 1,
-            Area::Parts { chunks, .. } | Area::StagedParts { chunks, .. } => slices(
-                layout.elements.div_ceil(chunks as usize),
+            Area::Parts { cut, .. } | Area::StagedParts { cut, .. } => slices(
+                layout.elements.div_ceil(cut.chunks as usize),
                 element_bytes,
                 wanted.min(limit / widest as usize),
             ),
@@ -276,9 +275,9 @@ impl Plan {
             let staged = Area::Staged { chunks, lane_bytes: piece * chunks as usize };
             self.layout.restage(staged);
             self.work_bytes = piece * chunks as usize * lanes;
-        } else if let Area::StagedParts { chunks, .. } = self.layout.low {
-            let lane_bytes = self.layout.longest_bytes(chunks);
-            self.layout.restage(Area::StagedParts { chunks, lane_bytes });
+        } else if let Area::StagedParts { cut, .. } = self.layout.low {
+            let lane_bytes = self.layout.lane_bytes(cut);
+            self.layout.restage(Area::StagedParts { cut, lane_bytes });
             self.work_bytes = lane_bytes * lanes;
         } else if let Area::Listed { place: WORK, list } = self.layout.low {
             let end =
@@ -314,7 +313,7 @@ impl Layout {
             swap(&mut copy.from);
             swap(&mut copy.to);
         }
-        if let Some((area, _)) = &mut self.total {
+        for (area, _) in [&mut self.folded, &mut self.total].into_iter().flatten() {
             swap(area);
         }
     }
@@ -345,7 +344,8 @@ fn choose(
     let bytes = bytes.saturating_mul(element_bytes) as u64;
     let costs = costs_for(bytes, costs, options, caps);
     let rule = Rule {
-        in_sequence: numerics.in_sequence(request),
+        // `a op b` is `b op a`: two ranks have one order.
+        in_sequence: numerics.in_sequence(request) && (ranks > 2 || request.function.is_some()),
         in_order: request.function.as_ref().is_some_and(|f| f.in_order),
         one_block: request.blocks.is_some(),
     };
@@ -390,7 +390,7 @@ impl Rule {
     }
 
     fn admits(self, algorithm: Algorithm, schedule: &Arranged) -> bool {
-        (!self.in_sequence || algorithm == Algorithm::Chain)
+        (!self.in_sequence || matches!(algorithm, Algorithm::Chain | Algorithm::Exchange))
             && (!self.in_order || schedule.keeps_rank_order())
             && (!self.one_block || widest_message(schedule.among_positions()) == 1)
     }

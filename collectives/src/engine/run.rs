@@ -13,13 +13,15 @@
 
 #![forbid(unsafe_code)]
 
+mod edges;
+
 use super::core::Failure;
 use super::fingerprint::{Call, count_stamp, slice_stamp};
 use super::hazard::{Ready, WINDOW, Window};
-use super::layout::{Area, Copy, PLACES, WORK};
+use super::layout::PLACES;
 use super::plan::{Plan, Program, Request};
 use super::recorder::{Befell, Recorder};
-use super::reduction::convert;
+use super::straight::Stand;
 use super::traffic::Traffic;
 use crate::reduce::Kernels;
 use crate::schedule::{Rank, Schedule, Span, Step};
@@ -155,8 +157,8 @@ pub(super) struct Run {
     pub(super) stalled: bool,
     /// Transport depth that the run holds while it is active.
     pub(super) depth_taken: u32,
-    /// The step that the one slice of a call goes on at that was begun at once: the copies before it are made too.
-    pub(super) first_step: Option<u32>,
+    /// Where the one slice of a call goes on that was begun at once: the copies before it are made too.
+    pub(super) begun: Option<Stand>,
     width: Width,
     /// Sends and receives that the transport holds.
     sending: u32,
@@ -196,7 +198,7 @@ impl Run {
             withdrawn: None,
             stalled: false,
             depth_taken: 0,
-            first_step: None,
+            begun: None,
             width: Width::Full,
             sending: 0,
             receiving: 0,
@@ -243,10 +245,18 @@ impl Run {
         }
         l.slice = slice;
         l.free = (1u32 << self.plan.slots) - 1;
-        l.window.restart(self.first_step.unwrap_or(0));
+        l.window.restart(self.begun.unwrap_or_default().step);
+        if let Some(Stand { step, ahead }) = self.begun.filter(|begun| begun.ahead != 0) {
+            l.window.slide(&self.plan.program, self.rank);
+            let places = (0..WINDOW as u32).filter(|behind| ahead & 1 << behind != 0);
+            for place in places.map(|behind| Window::place(step + behind)) {
+                l.window.set_posted(place);
+                l.window.set_completed(place);
+            }
+        }
         self.dirty |= 1 << lane;
         match self.plan.layout.before {
-            Some(copy) if self.first_step.is_none() => self.copy(copy, slice, lane),
+            Some(copy) if self.begun.is_none() => self.copy(copy, slice, lane),
             _ => Ok(()),
         }
     }
@@ -542,51 +552,6 @@ impl Run {
         l.free |= 1 << slot;
         l.window.set_combined(place);
         Ok(len)
-    }
-
-    /// Ends a lane's slice: finishes averages, and copies out what was staged.
-    fn finish_slice(&mut self, lane: usize, kernels: Kernels) -> Result<(), Fault> {
-        let slice = self.lanes[lane].slice;
-        self.unfinished -= 1;
-        if let (Some((area, span)), Some(op), Some(dtype)) =
-            (self.plan.layout.total, self.request.op, self.plan.dtype)
-        {
-            let ranks = self.plan.averaged;
-            let spot = self.plan.layout.in_area(&area, span, slice, lane);
-            if let (Some(region), false) = (self.regions[spot.place].as_mut(), spot.bytes.is_empty()) {
-                let rank = self.rank;
-                let broken = |evidence: String| Fault::Broken { rank, evidence };
-                let bytes = region.bytes_mut(spot.bytes).map_err(|e| broken(e.to_string()))?;
-                kernels.finish(op, dtype, bytes, ranks).map_err(|e| broken(e.to_string()))?;
-            }
-        }
-        match self.plan.layout.after {
-            Some(copy) => self.copy(copy, slice, lane),
-            None => Ok(()),
-        }
-    }
-
-    fn copy(&mut self, copy: Copy, slice: u32, lane: usize) -> Result<(), Fault> {
-        let rank = self.rank;
-        let broken = |evidence: String| Fault::Broken { rank, evidence };
-        for i in 0..copy.span.count {
-            let spot = |area: &Area, chunk| self.plan.layout.in_area(area, Span::one(chunk), slice, lane);
-            let (from, to) = (spot(&copy.from, copy.span.first + i), spot(&copy.to, copy.to_first + i));
-            let both = self.regions.get_disjoint_mut([from.place, to.place]);
-            let Ok([Some(source), Some(target)]) = both else {
-                return Err(broken("a copy between memory that the call has not".into()));
-            };
-            let source = source.bytes(from.bytes).map_err(|e| broken(e.to_string()))?;
-            let target = target.bytes_mut(to.bytes).map_err(|e| broken(e.to_string()))?;
-            let dtype_at = |place| if place == WORK { self.plan.dtype } else { self.request.dtype };
-            match (dtype_at(from.place), dtype_at(to.place)) {
-                (Some(narrow), Some(wide)) if narrow != wide => {
-                    convert(narrow, source, wide, target).map_err(broken)?;
-                }
-                _ => target.copy_from_slice(source),
-            }
-        }
-        Ok(())
     }
 
     /// The operations that the transport holds, with their peers.

@@ -59,7 +59,7 @@ fn ignore_poison<T>(result: Result<T, PoisonError<T>>) -> T {
 
 impl Shared {
     pub(super) fn new(mut core: Core, spin: Spin) -> std::io::Result<Shared> {
-        core.patience = Patience::new(spin);
+        (core.patience, core.waits_at_once) = (Patience::new(spin), Patience::at_once(spin));
         let sleep_fd = core.transport.sleep_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let waker = core.transport.waker();
         Ok(Shared {

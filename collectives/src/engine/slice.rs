@@ -59,8 +59,10 @@ pub(super) fn burst(schedule: &AnySchedule) -> u32 {
         | AnySchedule::RingReduceScatter(_)
         | AnySchedule::RingAllGather(_)
         | AnySchedule::RingReduce(_)
-        | AnySchedule::LeaderSchedule(_)
-        | AnySchedule::LaneAllReduce(_) => neighbours_most,
+        | AnySchedule::LeaderSchedule(_) => neighbours_most,
+        AnySchedule::LaneAllReduce(s) if !s.has_others() => neighbours_most,
+        // A rank without a lane has nothing but sends to one that has.
+        AnySchedule::LaneAllReduce(s) => s.chunks().min(WINDOW as u32).max(neighbours_most),
         // The chain's first rank has nothing but sends to the next, its last nothing but receives.
         AnySchedule::ChainReduceScatter(_) => (2 * schedule.ranks()).min(WINDOW as u32),
         // A leaf of the scatter's tree has nothing but receives from its neighbour.

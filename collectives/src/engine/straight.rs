@@ -5,13 +5,15 @@
 //! its own way, and bits and errors are the same.
 //!
 //! - **A1** Nothing is made at once while another call is under way or somebody drives: no message overtakes another (C2, R3).
-//! - **A2** A call waits at once for no longer than a few looks, and where ranks share cores for the time that a rank gives
-//!   way before it sleeps ([`Glance`]), and for nothing but the next expected message. Whatever else happens (a mismatch, a
+//! - **A2** A call waits at once for no longer than a few looks, and where ranks share cores for as long as such calls have
+//!   been found to take ([`Patience::at_once`]), and for nothing but the next expected message. Whatever else happens (a mismatch, a
 //!   death, another thread, a long wait) is met by a run.
 //! - **A3** One call in [`AT_ONCE_IN_A_ROW`] goes the way of all calls, so that all else is looked at however busy a rank
 //!   is with small calls.
 //! - **A4** So does a call that comes long after the one before: a rank that was idle hears first of what happened meanwhile,
 //!   though the message that it would take is there.
+//! - **A5** Before a call waits for a message, it sends all that it could send after it: nobody waits for what somebody else
+//!   has not sent yet. Sends keep their order.
 
 #![forbid(unsafe_code)]
 
@@ -22,12 +24,13 @@ use super::core::{
 use super::error::CollectiveError;
 use super::fingerprint::{Call, slice_stamp};
 use super::group::Last;
+use super::hazard::WINDOW;
 use super::layout::{Copy, INPUT, OUTPUT, Spot, WORK};
 use super::plan::{Kind, Plan, Request, What};
 use super::recorder::Ending;
 use super::run::Io;
 use crate::schedule::{Rank, Schedule, Span, Step};
-use ringway_dataplane::fabric::Spin;
+use ringway_dataplane::fabric::{Patience, Spin};
 use ringway_dataplane::transport::{Found, Peer, Stamp, Tag, Transport};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -42,8 +45,30 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Begun {
     pub(super) call: Call,
     pub(super) record: u64,
-    /// Its steps that are over.
-    pub(super) steps: u32,
+    pub(super) stand: Stand,
+    pub(super) since: Instant,
+}
+
+/// How far a call has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stand {
+    /// The first step that is not over.
+    pub(super) step: u32,
+    /// Sends behind it that are over (A5): bit `i` is step `step + i`.
+    pub(super) ahead: u32,
+}
+
+impl Stand {
+    /// The step is over.
+    fn next(&mut self) {
+        self.step += 1;
+        self.ahead >>= 1;
+    }
+
+    /// Whether the step that has come to be the first was made before its turn.
+    fn is_made(self) -> bool {
+        self.ahead & 1 != 0
+    }
 }
 
 /// What came of the attempt to make a call at once.
@@ -71,8 +96,8 @@ impl Glance<'_> {
     }
 
     /// Whether to give way and then look again, for a message that was not there at `since` or is looked for first now.
-    fn gives_way(&self, since: &mut Option<Instant>) -> bool {
-        let limit = self.spin.gives_way_for();
+    fn gives_way(&self, patience: &Patience, since: &mut Option<Instant>) -> bool {
+        let limit = patience.gives_way_for();
         if limit.is_zero() || self.contenders.load(Ordering::Relaxed) > 0 {
             return false;
         }
@@ -83,17 +108,23 @@ impl Glance<'_> {
     /// Takes the next message from a peer, if it is the expected one and has come or comes soon. `false`: nothing happened.
     fn takes(
         &self,
+        patience: &mut Patience,
         transport: &mut dyn Transport,
         from: Peer,
         tag: Tag,
         expected: (&Stamp, usize),
         take: &mut dyn FnMut(&[u8]),
     ) -> bool {
-        let mut since = None;
+        let mut since: Option<Instant> = None;
         loop {
             match transport.take_now(from, tag, expected, self.looks(), take) {
-                Found::Message => return true,
-                Found::Nothing if self.gives_way(&mut since) => std::thread::yield_now(),
+                Found::Message => {
+                    if let Some(since) = since {
+                        patience.learn(since.elapsed());
+                    }
+                    return true;
+                }
+                Found::Nothing if self.gives_way(patience, &mut since) => std::thread::yield_now(),
                 Found::Nothing | Found::Behind | Found::Other => return false,
             }
         }
@@ -148,6 +179,7 @@ struct Straight<'a, 'm> {
     stamp: &'a Stamp,
     places: Places<'a, 'm>,
     glance: Glance<'a>,
+    patience: &'a mut Patience,
 }
 
 impl Straight<'_, '_> {
@@ -171,7 +203,7 @@ impl Straight<'_, '_> {
     /// Waits for the message of a step, and combines or keeps it.
     fn receive(&mut self, step: Step) -> bool {
         let spot = self.spot(step);
-        let Straight { io, tag, stamp, places, request, glance, .. } = self;
+        let Straight { io, tag, stamp, places, request, glance, patience, .. } = self;
         let peer = io.peers[step.peer() as usize];
         let (kernels, into) = (io.kernels, places.write(spot));
         let len = into.len();
@@ -186,16 +218,16 @@ impl Straight<'_, '_> {
             }
             _ => into.copy_from_slice(bytes),
         };
-        let found = glance.takes(io.transport, peer, *tag, (*stamp, len), &mut take);
+        let found = glance.takes(patience, io.transport, peer, *tag, (*stamp, len), &mut take);
         if found {
             io.exchanged(peer, false, len as u64);
         }
         found
     }
 
-    /// Makes the first step if others wait for it, and the copies that a call begins with. Returns how many steps that were;
-    /// `None`: nothing happened that any other rank could tell.
-    fn begin(&mut self) -> Option<u32> {
+    /// Makes the first step if others wait for it, and the copies that a call begins with. Returns how far that is; `None`:
+    /// nothing happened that any other rank could tell.
+    fn begin(&mut self) -> Option<Stand> {
         let first = self.plan.program.step(self.rank, 0)?;
         let before = self.plan.layout.before;
         // What others wait for comes before what they do not.
@@ -210,7 +242,7 @@ impl Straight<'_, '_> {
         if is_urgent {
             before.iter().for_each(|copy| self.copy(copy));
         }
-        Some(u32::from(first.is_send()))
+        Some(Stand { step: u32::from(first.is_send()), ahead: 0 })
     }
 
     fn copy(&mut self, copy: &Copy) {
@@ -223,22 +255,54 @@ impl Straight<'_, '_> {
         }
     }
 
-    /// Makes the steps from `first` on. Returns the first that could not be made, if there is one.
-    fn go(&mut self, first: u32) -> Option<u32> {
-        let mut index = first;
-        while let Some(step) = self.plan.program.step(self.rank, index) {
-            let made = if step.is_send() { self.send(step) } else { self.receive(step) };
-            if !made {
-                return Some(index);
+    /// Makes the steps from `stand` on. Returns where it could not go on, if there is such a place.
+    fn go(&mut self, mut stand: Stand) -> Option<Stand> {
+        while let Some(step) = self.plan.program.step(self.rank, stand.step) {
+            if !step.is_send() {
+                self.send_ahead(&mut stand);
             }
-            index += 1;
+            let made = stand.is_made() || if step.is_send() { self.send(step) } else { self.receive(step) };
+            if !made {
+                return Some(stand);
+            }
+            stand.next();
         }
         None
+    }
+
+    /// A5: makes the sends behind a step that waits, up to the first that cannot be made before it.
+    fn send_ahead(&mut self, stand: &mut Stand) {
+        let (program, rank, first) = (&self.plan.program, self.rank, stand.step);
+        let step = |behind| program.step(rank, first + behind);
+        let unmade = |ahead: u32, below: u32| (0..below).filter(move |behind| ahead & 1 << behind == 0);
+        for behind in 1..WINDOW as u32 {
+            let Some(next) = step(behind) else { return };
+            if !next.is_send() || stand.ahead & 1 << behind != 0 {
+                continue;
+            }
+            let mut earlier = unmade(stand.ahead, behind).filter_map(step);
+            if earlier.any(|earlier| next.conflicts_with(&earlier)) || !self.send(next) {
+                return;
+            }
+            stand.ahead |= 1 << behind;
+        }
     }
 
     /// What is left to do after the last step.
     fn finish(&mut self) {
         let layout = &self.plan.layout;
+        if let (Some((area, span)), Some(op), Some(dtype)) =
+            (layout.folded, self.request.op, self.request.dtype)
+        {
+            let first = layout.in_area(&area, Span::one(span.first), 0, 0).bytes;
+            for chunk in span.first + 1..span.end() {
+                let next = layout.in_area(&area, Span::one(chunk), 0, 0).bytes;
+                let (sum, rest) = self.places.work.split_at_mut(first.end);
+                let incoming = &rest[next.start - first.end..next.end - first.end];
+                let combined = self.io.kernels.combine(op, dtype, &mut sum[first.clone()], incoming);
+                debug_assert!(combined.is_ok(), "checked before the call: {combined:?}");
+            }
+        }
         if let (Some((area, span)), Some(op), Some(dtype)) =
             (layout.total, self.request.op, self.request.dtype)
         {
@@ -281,7 +345,7 @@ impl Core {
             return AtOnce::NotBegun;
         }
         let Some(now) = self.may_go_at_once() else { return AtOnce::NotBegun };
-        let Core { groups, transport, options, recorder, traffic, kernels, work, .. } = self;
+        let Core { groups, transport, options, recorder, traffic, kernels, work, waits_at_once, .. } = self;
         let Some(g) = groups[group].as_mut().filter(|g| g.is_calm()) else { return AtOnce::NotBegun };
         let Some(plan) = g.kept_plan(request).filter(|plan| plan.at_once).cloned() else {
             return AtOnce::NotBegun;
@@ -295,13 +359,15 @@ impl Core {
             work.resize(plan.work_bytes, 0);
         }
         let places = Places { input, output, work };
-        let mut way = Straight { io, plan: &plan, request, rank, tag, stamp: &stamp, places, glance };
-        let Some(steps) = way.begin() else { return AtOnce::NotBegun };
+        let patience = waits_at_once;
+        let mut way =
+            Straight { io, plan: &plan, request, rank, tag, stamp: &stamp, places, glance, patience };
+        let Some(stand) = way.begin() else { return AtOnce::NotBegun };
         let bytes = request.count as u64 * plan.layout.caller_bytes as u64;
         let record = way.io.recorder.begin_at(now, tag.group, call, bytes);
         g.numbers.take(call, None);
-        match way.go(steps) {
-            Some(steps) => AtOnce::Begun(Begun { call, record, steps }),
+        match way.go(stand) {
+            Some(stand) => AtOnce::Begun(Begun { call, record, stand, since: now }),
             None => {
                 way.finish();
                 way.io.recorder.end(record, Ending::Done);
@@ -394,7 +460,7 @@ impl Core {
         let tag = Tag { group: g.info.id, lane: message_lane(tag) };
         let (peer, len) = (g.peers[from as usize], into.len());
         let mut take = |bytes: &[u8]| into.copy_from_slice(bytes);
-        if !glance.takes(&mut *self.transport, peer, tag, (&stamp, len), &mut take) {
+        if !glance.takes(&mut self.waits_at_once, &mut *self.transport, peer, tag, (&stamp, len), &mut take) {
             return false;
         }
         g.last = Last::AtOnce { bytes: len };

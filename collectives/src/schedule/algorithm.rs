@@ -87,6 +87,7 @@ impl Collective {
                 LaneHalving,
                 LaneTrees,
                 Chain,
+                Exchange,
             ],
             Collective::ReduceScatter => &[Ring, Halving, Direct, Chain],
             Collective::AllGather => &[Ring, Doubling, Direct, Leaders],
@@ -147,11 +148,13 @@ pub enum Algorithm {
     LaneHalving,
     /// As `Lanes`, with two binary trees among hosts.
     LaneTrees,
+    /// Everything straight to each other rank; each combines it by itself, in the order of ranks.
+    Exchange,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 13] = [
+    pub const ALL: [Algorithm; 14] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::Doubling,
@@ -165,6 +168,7 @@ impl Algorithm {
         Algorithm::DoubleTree,
         Algorithm::LaneHalving,
         Algorithm::LaneTrees,
+        Algorithm::Exchange,
     ];
 
     /// Its name, as settings and reports spell it.
@@ -183,6 +187,7 @@ impl Algorithm {
             Algorithm::DoubleTree => "DoubleTree",
             Algorithm::LaneHalving => "LaneHalving",
             Algorithm::LaneTrees => "LaneTrees",
+            Algorithm::Exchange => "Exchange",
         }
     }
 }
@@ -193,7 +198,7 @@ pub enum NameError {
     /// Not an algorithm.
     #[error(
         "unknown algorithm {0:?}; use Ring, Tree, Doubling, Halving, Direct, Chain, ScatterAllGather, \
-         Dissemination, Leaders, Lanes, DoubleTree, LaneHalving or LaneTrees"
+         Dissemination, Leaders, Lanes, DoubleTree, LaneHalving, LaneTrees or Exchange"
     )]
     Algorithm(String),
     /// Not a collective.

@@ -22,6 +22,10 @@ macro_rules! any_schedule {
                 match self { $(AnySchedule::$name(s) => s.chunks()),* }
             }
 
+            fn gathers(&self) -> bool {
+                match self { $(AnySchedule::$name(s) => s.gathers()),* }
+            }
+
             #[inline]
             fn step(&self, rank: Rank, index: u32) -> Option<Step> {
                 match self { $(AnySchedule::$name(s) => s.step(rank, index)),* }
@@ -47,6 +51,8 @@ any_schedule! {
     HalvingAllReduce,
     /// All-reduce in two rounds of direct messages.
     DirectAllReduce,
+    /// All-reduce in one round of direct messages.
+    ExchangeAllReduce,
     /// All-reduce, broadcast or reduction over two trees at once.
     DoubleTree,
     /// Over hosts through one leader each.
@@ -116,6 +122,7 @@ impl AnySchedule {
             (C::AllReduce, A::Doubling) => DoublingAllReduce { ranks }.into(),
             (C::AllReduce, A::Halving) => HalvingAllReduce { ranks }.into(),
             (C::AllReduce, A::Direct) => DirectAllReduce { ranks }.into(),
+            (C::AllReduce, A::Exchange) => ExchangeAllReduce { ranks }.into(),
             (C::AllReduce, A::DoubleTree) => DoubleTree::new(collective, ranks, 0)?.into(),
             (C::Broadcast | C::Reduce, A::DoubleTree) => DoubleTree::new(collective, ranks, root)?.into(),
             (C::AllReduce, A::Chain) => ChainAllReduce { ranks }.into(),
@@ -156,6 +163,21 @@ impl AnySchedule {
             AnySchedule::LeaderSchedule(s) => s.inner().is_some_and(|inner| inner.keeps_rank_order()),
             AnySchedule::LaneAllReduce(s) => s.ranks() <= 2,
             _ => true,
+        }
+    }
+
+    /// How many equal runs its chunks make of which each is combined in an order of its own (I7). 1 where all chunks are
+    /// combined alike, where none is, and where chunks are the blocks of ranks.
+    pub fn parts(&self) -> u32 {
+        match self {
+            // `a op b` is `b op a`.
+            _ if self.ranks() <= 2 => 1,
+            AnySchedule::RingAllReduce(_) | AnySchedule::DirectAllReduce(_) | AnySchedule::RingReduce(_) => {
+                self.chunks()
+            }
+            AnySchedule::DoubleTree(s) => s.parts(),
+            AnySchedule::LaneAllReduce(s) => s.parts(),
+            _ => 1,
         }
     }
 

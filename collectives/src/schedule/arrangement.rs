@@ -111,6 +111,7 @@ impl Arrangement {
             return None;
         }
         let blocks = match collective {
+            Collective::AllReduce if algorithm == Algorithm::Exchange => Blocks::Ranks,
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
                 Blocks::None
             }
@@ -216,7 +217,8 @@ impl Arranged {
 
     /// As [`AnySchedule::keeps_rank_order`]: never, when ranks are reordered.
     pub fn keeps_rank_order(&self) -> bool {
-        self.order.is_none() && self.schedule.keeps_rank_order()
+        // What is gathered is combined in the order of ranks, wherever they stand.
+        (self.order.is_none() || self.schedule.gathers()) && self.schedule.keeps_rank_order()
     }
 }
 
@@ -249,6 +251,10 @@ impl Schedule for Arranged {
             Step::Recv { from, span } => Step::Recv { from: peer(from), span: block(span) },
             Step::Reduce { from, span } => Step::Reduce { from: peer(from), span: block(span) },
         })
+    }
+
+    fn gathers(&self) -> bool {
+        self.schedule.gathers()
     }
 
     fn steps(&self, rank: Rank) -> u32 {

@@ -78,6 +78,32 @@ impl Schedule for DirectAllReduce {
     }
 }
 
+/// All-reduce in one round: every rank sends all it has to all others, and combines what comes in the order of ranks
+/// ([`Schedule::gathers`]). The fewest messages one after another that there can be, and the most bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExchangeAllReduce {
+    /// Number of ranks.
+    pub ranks: u32,
+}
+
+impl Schedule for ExchangeAllReduce {
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn chunks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn step(&self, rank: Rank, index: u32) -> Option<Step> {
+        (index < 2 * (self.ranks - 1)).then(|| all_gather(self.ranks, rank, index))
+    }
+
+    fn gathers(&self) -> bool {
+        true
+    }
+}
+
 /// Reduce-scatter in one round: every rank sends chunk `c` to rank `c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DirectReduceScatter {

@@ -56,6 +56,11 @@ impl DoubleTree {
         self.what == Collective::Broadcast || self.ranks <= 2 || (self.ranks % 2 == 1 && self.root == 0)
     }
 
+    /// As [`AnySchedule::parts`](super::AnySchedule::parts).
+    pub(super) fn parts(&self) -> u32 {
+        if self.what == Collective::Broadcast { 1 } else { 2 }
+    }
+
     /// Where a rank stands in a tree.
     fn place(&self, tree: u32, rank: Rank) -> u32 {
         let n = self.ranks;

@@ -54,8 +54,8 @@ enum Units {
 
 impl LeaderSchedule {
     /// All-reduce, broadcast, reduction, all-gather or barrier over `hosts`, by way of `nodes` where they cut hosts, with
-    /// the algorithm `among` hosts. `None` for another collective, a root that is no rank, and where there is no such
-    /// schedule among hosts.
+    /// the algorithm `among` hosts. `None` for another collective, a root that is no rank, where there is no such schedule
+    /// among hosts, and where that combines chunks in orders of their own: trees carry all chunks at once (I7).
     pub fn new(
         what: Collective,
         hosts: Runs,
@@ -71,8 +71,7 @@ impl LeaderSchedule {
         }
         let nodes = nodes.filter(|nodes| hosts.is_cut_by(nodes) && nodes.count() < hosts.positions());
         let found = LeaderSchedule { what, hosts, nodes, among, root };
-        found.inner()?;
-        Some(found)
+        found.inner().is_some_and(|inner| inner.parts() == 1 && !inner.gathers()).then_some(found)
     }
 
     /// The schedule among hosts; `None` cannot be, since `new` has made it once.
@@ -209,14 +208,17 @@ impl LaneAllReduce {
         }
         let lanes = hosts.shortest();
         let found = LaneAllReduce { hosts, lanes, among };
-        found.inner()?;
-        Some(found)
+        found.inner().is_some_and(|inner| !inner.gathers()).then_some(found)
     }
 
-    /// Most chunks in one message.
+    /// Most chunks in one message: those of one part.
     pub fn widest(&self) -> u32 {
-        let run = self.inner().map_or(1, |inner| inner.chunks());
-        if self.hosts.longest() > self.lanes { self.lanes * run } else { run }
+        self.inner().map_or(1, |inner| inner.chunks() / inner.parts())
+    }
+
+    /// Whether some ranks have no lane of their own: they hand all they have to one that has.
+    pub fn has_others(&self) -> bool {
+        self.hosts.longest() > self.lanes
     }
 
     /// The schedule among hosts; `None` cannot be, since `new` has made it once.
@@ -224,25 +226,32 @@ impl LaneAllReduce {
         AnySchedule::new(Collective::AllReduce, self.among, self.hosts.count(), 0)
     }
 
+    /// As [`AnySchedule::parts`]: those of each lane's run.
+    pub(super) fn parts(&self) -> u32 {
+        self.lanes * self.inner().map_or(1, |inner| inner.parts())
+    }
+
     /// Steps of a lane: those of the host's ranks beyond the lanes that it takes in, then its own, then those it gives out
     /// to.
     fn lane_step(&self, host: Run, lane: u32, index: u32, inner: &AnySchedule) -> Option<Step> {
-        let (lanes, run) = (self.lanes, inner.chunks());
-        let all = Span::new(0, lanes * run);
-        let beyond = (host.len - 1 - lane) / lanes;
-        let other = |number: u32| host.first + lane + lanes * (number + 1);
+        let (lanes, run, parts) = (self.lanes, inner.chunks(), inner.parts());
+        let part = |number: u32| Span::new(number * (run / parts), run / parts);
+        let all_parts = lanes * parts;
+        let beyond = (host.len - 1 - lane) / lanes * all_parts;
+        let other = |number: u32| host.first + lane + lanes * (number / all_parts + 1);
         if index < beyond {
-            return Some(Step::Reduce { from: other(index), span: all });
+            return Some(Step::Reduce { from: other(index), span: part(index % all_parts) });
         }
         let index = index - beyond;
-        // A chunk of the ring inside the host is the run of one lane.
-        let here = |step| {
-            let whole = |span: Span| Span::new(span.first * run, span.count * run);
-            renamed(step, |lane| host.first + lane, whole)
+        // A chunk of the ring inside the host is the run of one lane, and goes part by part.
+        let (half, pair) = (ring::half_steps(lanes) * parts, 2 * parts);
+        let here = |index: u32, ring: fn(u32, Rank, u32) -> Step| {
+            let step = ring(lanes, lane, index / pair * 2 + index % 2);
+            let of_part = |span: Span| part(span.first * parts + index % pair / 2);
+            renamed(step, |lane| host.first + lane, of_part)
         };
-        let half = ring::half_steps(lanes);
         if index < half {
-            return Some(here(ring::reduce_scatter(lanes, lane, index)));
+            return Some(here(index, ring::reduce_scatter));
         }
         let index = index - half;
         if let Some(step) = inner.step(host.number, index) {
@@ -251,10 +260,10 @@ impl LaneAllReduce {
         }
         let index = index - inner.steps(host.number);
         if index < half {
-            return Some(here(ring::all_gather(lanes, lane, index)));
+            return Some(here(index, ring::all_gather));
         }
         let index = index - half;
-        (index < beyond).then(|| Step::Send { to: other(index), span: all })
+        (index < beyond).then(|| Step::Send { to: other(index), span: part(index % all_parts) })
     }
 }
 
@@ -275,8 +284,10 @@ impl Schedule for LaneAllReduce {
         if lane < self.lanes {
             return self.lane_step(host, lane, index, &inner);
         }
-        let (by, span) = (host.first + lane % self.lanes, Span::new(0, self.lanes * inner.chunks()));
-        match index {
+        let (by, parts) = (host.first + lane % self.lanes, self.parts());
+        let width = self.chunks() / parts;
+        let span = Span::new(index % parts * width, width);
+        match index / parts {
             0 => Some(Step::Send { to: by, span }),
             1 => Some(Step::Recv { from: by, span }),
             _ => None,

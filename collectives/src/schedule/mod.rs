@@ -28,6 +28,9 @@
 //! - **I6** Where [`AnySchedule::keeps_rank_order`] says so, every combine joins two neighbouring runs of ranks, lower
 //!   on the left: the result is `x0 op x1 op ... op xn-1` up to brackets, for an associative operation that need not
 //!   commute.
+//! - **I7** Chunks are combined in orders of their own by [`AnySchedule::parts`] at most, equal runs of chunks after
+//!   each other: within a part, every chunk's result is the same expression over the inputs, up to the order of two operands.
+//!   No step of a reduction spans chunks of two parts.
 
 #![forbid(unsafe_code)]
 
@@ -58,11 +61,12 @@ pub use any::AnySchedule;
 pub use arrangement::{Arranged, Arrangement};
 pub use chain::{ChainAllReduce, ChainExclusiveScan, ChainReduce, ChainReduceScatter, ChainScan};
 pub use cost::{
-    Costs, Estimate, FEWEST_IN_FLIGHT, LinkCosts, MOST_IN_FLIGHT, SLICE_MESSAGE_BYTES, estimate,
+    Costs, EAGER_BYTES, Estimate, FEWEST_IN_FLIGHT, LinkCosts, MOST_IN_FLIGHT, SLICE_MESSAGE_BYTES, estimate,
     estimate_over_hosts,
 };
 pub use direct::{
     DirectAllGather, DirectAllReduce, DirectAllToAll, DirectGather, DirectReduceScatter, DirectScatter,
+    ExchangeAllReduce,
 };
 pub use dissemination::DisseminationBarrier;
 pub use double_tree::DoubleTree;

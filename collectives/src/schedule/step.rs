@@ -133,6 +133,12 @@ pub trait Schedule: Send + Sync {
         step.incoming_is_left(rank)
     }
 
+    /// Whether this is an all-reduce whose chunk `r` is all that rank `r` brings: what every rank then has of all, it combines
+    /// by itself, in the order of ranks.
+    fn gathers(&self) -> bool {
+        false
+    }
+
     /// How many steps `rank` has. The default asks `step` O(log steps) times.
     fn steps(&self, rank: Rank) -> u32 {
         let mut past = 1;

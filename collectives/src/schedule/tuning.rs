@@ -2,10 +2,10 @@
 //! can read and change, one fact a line:
 //!
 //! ```text
-//! ringway-tuning 1
+//! ringway-tuning 2
 //! # 4 ranks on 1 host, over shm
-//! link inside latency_us=0.4 message_us=0.2 bytes_per_us=9500 reduce_bytes_per_us=50000 offloaded=no
-//! link between latency_us=10 message_us=10 bytes_per_us=3000 reduce_bytes_per_us=50000 offloaded=no
+//! link inside latency_us=0.4 message_us=0.5 eager_message_us=0.2 bytes_per_us=9500 reduce_bytes_per_us=50000 offloaded=no
+//! link between latency_us=10 message_us=10 eager_message_us=10 bytes_per_us=3000 reduce_bytes_per_us=50000 offloaded=no
 //! best all_reduce ranks=4 hosts=1 up_to_bytes=8192 algorithm=doubling slice_bytes=8192 slices_in_flight=2
 //! best all_reduce ranks=4 hosts=1 up_to_bytes=max algorithm=ring slice_bytes=524288 slices_in_flight=2
 //! ```
@@ -21,7 +21,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The first line.
-const HEAD: &str = "ringway-tuning 1";
+const HEAD: &str = "ringway-tuning 2";
 /// The longest text, in bytes.
 pub const TUNING_LIMIT_BYTES: usize = 16 << 10;
 
@@ -133,6 +133,7 @@ fn link<'a>(words: impl Iterator<Item = &'a str>) -> Result<LinkCosts, String> {
     let costs = LinkCosts {
         latency_us: fields.take("latency_us", &time)?,
         message_us: fields.take("message_us", &time)?,
+        eager_message_us: fields.take("eager_message_us", &time)?,
         bytes_per_us: fields.take("bytes_per_us", &speed)?,
         reduce_bytes_per_us: fields.take("reduce_bytes_per_us", &speed)?,
         offloaded: fields.take("offloaded", |text| match text {
@@ -215,12 +216,13 @@ impl fmt::Display for Tuning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{HEAD}")?;
         for (name, link) in [("inside", &self.costs.inside), ("between", &self.costs.between)] {
-            let LinkCosts { latency_us, message_us, bytes_per_us, reduce_bytes_per_us, offloaded } = link;
+            let LinkCosts { latency_us, message_us, eager_message_us, .. } = link;
+            let LinkCosts { bytes_per_us, reduce_bytes_per_us, offloaded, .. } = link;
             let offloaded = if *offloaded { "yes" } else { "no" };
             writeln!(
                 f,
-                "link {name} latency_us={latency_us} message_us={message_us} bytes_per_us={bytes_per_us} \
-                 reduce_bytes_per_us={reduce_bytes_per_us} offloaded={offloaded}"
+                "link {name} latency_us={latency_us} message_us={message_us} eager_message_us={eager_message_us} \
+                 bytes_per_us={bytes_per_us} reduce_bytes_per_us={reduce_bytes_per_us} offloaded={offloaded}"
             )?;
         }
         for best in &self.best {
@@ -245,8 +247,8 @@ impl fmt::Display for Tuning {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "ringway-tuning 1\n# measured\n\n\
-        link inside latency_us=0.4 message_us=0.2 bytes_per_us=9500 reduce_bytes_per_us=50000 offloaded=no\n\
+    const TEXT: &str = "ringway-tuning 2\n# measured\n\n\
+        link inside latency_us=0.4 message_us=0.5 eager_message_us=0.2 bytes_per_us=9500 reduce_bytes_per_us=50000 offloaded=no\n\
         best all_reduce ranks=4 hosts=1 up_to_bytes=8192 algorithm=doubling slice_bytes=8192 slices_in_flight=2\n\
         best all_reduce ranks=4 hosts=1 up_to_bytes=max algorithm=ring slice_bytes=524288 slices_in_flight=2\n";
 
@@ -268,7 +270,7 @@ mod tests {
     fn what_is_wrong_is_told_with_its_line() {
         let with = |from: &str, to: &str| TEXT.replacen(from, to, 1).parse::<Tuning>().unwrap_err();
         for (from, to, line, why) in [
-            ("ringway-tuning 1", "ringway-tuning 2", 1, "it is not"),
+            ("ringway-tuning 2", "ringway-tuning 1", 1, "it is not"),
             ("# measured", "measured", 2, "begins no line"),
             ("link inside", "link outside", 4, "inside or between"),
             ("latency_us=0.4 ", "", 4, "latency_us= is missing"),

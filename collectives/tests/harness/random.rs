@@ -1,12 +1,13 @@
 //! Random all-reduces: types, operations, lengths, ranks, slices, transports and algorithms out of a seed.
 //!
-//! Each vector is reduced several times. By default the bits are the same from one run to the next, over any transport;
+//! Each vector is reduced several times. By default the bits are the same from one run to the next, over any transport, in
+//! any slices;
 //! reproducibly they are the same whatever the algorithm, the places of the ranks, the slices, the transport and the
 //! split into calls; and each result is as near to the one in f64 as [`Numerics`] says.
 
 use ringway_collectives::engine::{Communicator, EngineOptions, GroupInfo, Member, Numerics};
 use ringway_collectives::reduce::ReduceOp;
-use ringway_collectives::schedule::{Algorithm, Wanted};
+use ringway_collectives::schedule::{Algorithm, Collective, Wanted};
 use ringway_dataplane::memory::{DType, Element};
 use ringway_dataplane::shm::{self, ShmTransport};
 use ringway_dataplane::transport::seed::Seeded;
@@ -89,8 +90,9 @@ pub(crate) fn round(seed: u64) -> Tally {
     };
     let vectors: Vec<Vector> = (0..VECTORS).map(|_| vector(&mut rng)).collect();
     let plain = World { split: false, ..World::random(&mut rng, ranks, Numerics::default()) };
-    // Another run, over another transport.
-    let again = World { transport: rng.index(8) as u8, seed: rng.next_u64(), ..plain };
+    // E2: another run, over another transport, in other slices.
+    let again = World::random(&mut rng, ranks, Numerics::default());
+    let again = World { algorithm: plain.algorithm, hosts: plain.hosts, split: false, ..again };
     let fixed = Numerics { reproducible: true, half_in_f32: rng.index(2) == 0, f32_in_bf16: false };
     let one = World::random(&mut rng, ranks, fixed);
     let other = World::random(&mut rng, ranks, fixed);
@@ -108,6 +110,44 @@ pub(crate) fn round(seed: u64) -> Tally {
     }
     let calls = 5 * VECTORS as u64;
     Tally { vectors: VECTORS as u64, calls }
+}
+
+/// Checks that no bit depends on slices (E2), for any algorithm and number of ranks to 6. Answers how many cases differ
+/// from one another by algorithm, ranks or hosts.
+#[allow(dead_code, reason = "the example makes random rounds alone")]
+pub(crate) fn slices_change_no_bit(seed: u64) -> u32 {
+    let vector = |dtype, op, len| Vector { dtype, op, len, seed };
+    let vectors = [
+        vector(DType::F32, ReduceOp::Sum, 1501),
+        vector(DType::F64, ReduceOp::Avg, 700),
+        vector(DType::F16, ReduceOp::Avg, 900),
+    ];
+    let mut cases = 0;
+    for (ranks, hosts) in [(3, 1), (3, 2), (4, 1), (4, 2), (5, 1), (5, 2), (6, 1), (6, 2), (6, 3)] {
+        for algorithm in Collective::AllReduce.algorithms() {
+            let world = |slice_bytes, slices_in_flight| World {
+                ranks,
+                transport: 7,
+                algorithm: Some(*algorithm),
+                slice_bytes,
+                slices_in_flight,
+                hosts,
+                seed,
+                numerics: Numerics { half_in_f32: true, ..Numerics::default() },
+                split: false,
+            };
+            let whole = reduce(&world(1 << 20, 2), &vectors);
+            for (slice_bytes, slices_in_flight) in [(64, 3), (200, 1), (1 << 10, 2)] {
+                let cut = reduce(&world(slice_bytes, slices_in_flight), &vectors);
+                assert!(
+                    cut == whole,
+                    "seed {seed}: {ranks} ranks on {hosts} hosts by {algorithm} in slices of {slice_bytes}: other bits"
+                );
+            }
+            cases += 1;
+        }
+    }
+    cases
 }
 
 /// Every vector's result, the same on all ranks.

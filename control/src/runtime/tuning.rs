@@ -53,7 +53,7 @@ mod tests {
         assert_eq!(told_by(0, &settings).unwrap(), Some(Tuning::default()));
         assert_eq!(told_by(1, &settings).unwrap(), None);
         assert_eq!(told_by(0, &Settings::default()).unwrap(), None);
-        std::fs::write(&path, "ringway-tuning 1\n\nbest nothing\n").unwrap();
+        std::fs::write(&path, "ringway-tuning 2\n\nbest nothing\n").unwrap();
         let told = told_by(0, &settings).unwrap_err().to_string();
         std::fs::remove_file(&path).unwrap();
         assert!(told.contains(path.to_str().unwrap()) && told.contains("line 3"), "{told}");

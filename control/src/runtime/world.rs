@@ -467,6 +467,7 @@ fn options(settings: &Settings, measured: Option<Tuning>) -> EngineOptions {
         wanted: settings.algo,
         tuning: measured.map(Arc::new),
         check: settings.check,
+        numerics: settings.numerics,
         spin: settings.spin.map_or(SpinPolicy::Auto, micros),
         pool: Pool::new(pool::DEFAULT_KEEP_BYTES, huge),
         ..EngineOptions::default()

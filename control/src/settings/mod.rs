@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
+use ringway_collectives::engine::Numerics;
 use ringway_collectives::schedule::Wanted;
 use ringway_dataplane::fabric::Policy;
 use ringway_dataplane::fabric::interface::{self, Filter};
@@ -103,6 +104,8 @@ pub struct Settings {
     pub slices_in_flight: Option<u32>,
     /// `RINGWAY_CHECK`.
     pub check: bool,
+    /// `RINGWAY_REPRODUCIBLE`, `RINGWAY_HALF_IN_F32` and `RINGWAY_F32_IN_BF16`.
+    pub numerics: Numerics,
     /// `RINGWAY_SPIN_US`; `None` lets the rank find out.
     pub spin: Option<Duration>,
     /// `RINGWAY_PIN`.
@@ -352,6 +355,11 @@ impl Settings {
             inter_op_threads: values.count("RINGWAY_INTER_OP_THREADS"),
             slices_in_flight: values.count("RINGWAY_SLICES_IN_FLIGHT"),
             check: values.switch("RINGWAY_CHECK"),
+            numerics: Numerics {
+                reproducible: values.switch("RINGWAY_REPRODUCIBLE"),
+                half_in_f32: values.switch("RINGWAY_HALF_IN_F32"),
+                f32_in_bf16: values.switch("RINGWAY_F32_IN_BF16"),
+            },
             spin: values.number("RINGWAY_SPIN_US").map(Duration::from_micros),
             pin: values.pin("RINGWAY_PIN"),
             pin_threads: match values.word("RINGWAY_PIN_THREADS") {

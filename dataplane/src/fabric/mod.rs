@@ -12,5 +12,5 @@ pub mod route;
 pub mod why;
 
 pub use endpoint::{Endpoint, EndpointError};
-pub use progress::{Patience, Pause, Spin, SpinPolicy, WaitOutcome, Waiter, sleep_on};
+pub use progress::{LONGEST_AT_ONCE_US, Patience, Pause, Spin, SpinPolicy, WaitOutcome, Waiter, sleep_on};
 pub use route::Policy;

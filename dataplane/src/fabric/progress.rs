@@ -35,6 +35,10 @@ pub const SPIN_US: u32 = 20;
 pub const SHARED_SPIN_US: u32 = 25;
 /// Longest time that a thread polls before it sleeps, in microseconds, after waits that were short (W4).
 pub const LONGEST_SPIN_US: u32 = 200;
+/// Longest time that a rank gives way at once for what small calls wait for where ranks share cores, in microseconds, after
+/// calls that took no longer than half of that. A rank that sleeps costs its peers a wake-up of some 50 us, so that they
+/// sleep too: once such calls took more than [`SHARED_SPIN_US`] they took 200 to 400 us for as long as they went on.
+pub const LONGEST_AT_ONCE_US: u32 = 1000;
 /// First and longest nap, in microseconds, on a transport that cannot be slept on. Naps double in between: at the
 /// longest, a thread uses well under 1 % of a core.
 const NAP_US: (u64, u64) = (50, 5_000);
@@ -90,6 +94,17 @@ impl Patience {
         Patience { spin, all: spin.all }
     }
 
+    /// For what a call waits for at once ([`Patience::gives_way_for`]).
+    pub fn at_once(spin: Spin) -> Patience {
+        let longest = Duration::from_micros(LONGEST_AT_ONCE_US.into()).max(spin.all);
+        Patience { spin: Spin { longest, ..spin }, all: spin.all }
+    }
+
+    /// How long to give way between looks for what is expected at once. Zero while every local rank has a core of its own.
+    pub fn gives_way_for(&self) -> Duration {
+        if self.spin.look.is_zero() { self.all } else { Duration::ZERO }
+    }
+
     /// What to do after `idle` without progress.
     pub fn pause(&self, idle: Duration) -> Pause {
         Spin { all: self.all, ..self.spin }.pause(idle)
@@ -133,11 +148,6 @@ impl Spin {
             (true, false) => 1,
             (true, true) => 0,
         }
-    }
-
-    /// How long to give way between looks for what is expected at once. Zero while every local rank has a core of its own.
-    pub fn gives_way_for(&self) -> Duration {
-        if self.look.is_zero() { self.all } else { Duration::ZERO }
     }
 
     /// What to do after `idle` without progress.
@@ -301,6 +311,26 @@ mod tests {
                 assert_eq!(lasts(&fixed), before);
             }
         }
+    }
+
+    #[test]
+    fn what_is_expected_at_once_is_given_way_for_while_that_pays() {
+        let us = |us: u32| Duration::from_micros(us.into());
+        let mut patience = Patience::at_once(SpinPolicy::Auto.spin(4, 2));
+        assert_eq!(patience.gives_way_for(), us(SHARED_SPIN_US));
+        // A call that took 300 us by way of sleeping would have needed so long.
+        patience.learn(us(300));
+        assert_eq!(patience.gives_way_for(), us(600));
+        patience.learn(us(LONGEST_AT_ONCE_US));
+        assert_eq!(patience.gives_way_for(), us(LONGEST_AT_ONCE_US));
+        patience.learn(us(LONGEST_AT_ONCE_US + 1));
+        assert_eq!(patience.gives_way_for(), us(SHARED_SPIN_US));
+        patience.learn(us(300));
+        (0..200).for_each(|_| patience.learn(us(3)));
+        assert_eq!(patience.gives_way_for(), us(SHARED_SPIN_US));
+        // Whoever has a core of its own looks, and gives no way.
+        assert_eq!(Patience::at_once(SpinPolicy::Auto.spin(2, 2)).gives_way_for(), Duration::ZERO);
+        assert_eq!(Patience::at_once(SpinPolicy::Micros(0).spin(4, 2)).gives_way_for(), Duration::ZERO);
     }
 
     #[test]

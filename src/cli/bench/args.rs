@@ -36,6 +36,20 @@ pub(crate) enum Bench {
     /// Rank r ends with the r-th block of every rank
     #[value(alias = "all_to_all", alias = "alltoall")]
     AllToAll,
+    /// As all-gather, in blocks whose lengths rise from rank to rank
+    #[value(alias = "all_gather_v", alias = "allgatherv")]
+    AllGatherV,
+    /// As reduce-scatter, in such blocks
+    #[value(alias = "reduce_scatter_v", alias = "reducescatterv")]
+    ReduceScatterV,
+    /// As all-to-all, in such blocks
+    #[value(alias = "all_to_all_v", alias = "alltoallv")]
+    AllToAllV,
+    /// Rank r ends with the reduction of ranks 0 to r
+    Scan,
+    /// Rank r ends with the reduction of the ranks below it
+    #[value(alias = "exclusive_scan", alias = "exscan")]
+    ExclusiveScan,
     /// Every rank sends to the next and receives from the one before
     #[value(alias = "send_recv", alias = "sendrecv")]
     SendRecv,
@@ -53,24 +67,41 @@ impl Bench {
             Bench::Gather => "gather",
             Bench::Scatter => "scatter",
             Bench::AllToAll => "all_to_all",
+            Bench::AllGatherV => "all_gather_v",
+            Bench::ReduceScatterV => "reduce_scatter_v",
+            Bench::AllToAllV => "all_to_all_v",
+            Bench::Scan => "scan",
+            Bench::ExclusiveScan => "exclusive_scan",
             Bench::SendRecv => "sendrecv",
         }
     }
 
     /// The collective that it calls; `None` for messages.
     pub(super) fn collective(self) -> Option<Collective> {
-        self.name().parse().ok()
+        let name = self.name();
+        name.strip_suffix("_v").unwrap_or(name).parse().ok()
+    }
+
+    /// Whether its blocks are of unequal lengths.
+    pub(super) fn is_ragged(self) -> bool {
+        matches!(self, Bench::AllGatherV | Bench::ReduceScatterV | Bench::AllToAllV)
+    }
+
+    /// Whether its results are of the ranks up to each one.
+    pub(super) fn is_scan(self) -> bool {
+        matches!(self, Bench::Scan | Bench::ExclusiveScan)
     }
 
     /// Whether a rank's vector is made of one block per rank.
     pub(super) fn is_blocked(self) -> bool {
         use Bench::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
-        matches!(self, ReduceScatter | AllGather | Gather | Scatter | AllToAll)
+        self.is_ragged() || matches!(self, ReduceScatter | AllGather | Gather | Scatter | AllToAll)
     }
 
     /// Whether it combines values.
     pub(super) fn reduces(self) -> bool {
-        matches!(self, Bench::AllReduce | Bench::ReduceScatter | Bench::Reduce)
+        use Bench::{AllReduce, Reduce, ReduceScatter, ReduceScatterV};
+        self.is_scan() || matches!(self, AllReduce | ReduceScatter | ReduceScatterV | Reduce)
     }
 
     /// Whether it is measured where NCCL connects parts of the ranks alone.
@@ -83,15 +114,13 @@ impl Bench {
         matches!(self, Bench::Broadcast | Bench::Reduce | Bench::Gather | Bench::Scatter)
     }
 
-    /// busbw / algbw, as nccl-tests defines it (its doc/PERFORMANCE.md).
+    /// busbw / algbw, as nccl-tests defines it (its doc/PERFORMANCE.md); for a scan, which it has not, that of a reduction.
     pub(super) fn bus_factor(self, ranks: u32) -> f64 {
         let n = f64::from(ranks);
         match self {
             Bench::AllReduce => 2.0 * (n - 1.0) / n,
-            Bench::ReduceScatter | Bench::AllGather | Bench::Gather | Bench::Scatter | Bench::AllToAll => {
-                (n - 1.0) / n
-            }
-            Bench::Broadcast | Bench::Reduce | Bench::SendRecv => 1.0,
+            _ if self.is_blocked() => (n - 1.0) / n,
+            _ => 1.0,
         }
     }
 }
@@ -164,6 +193,9 @@ pub(crate) struct CollectiveArgs {
     /// Use the started (asynchronous) form where there is one
     #[arg(long)]
     pub(super) started: bool,
+    /// Combine in the order of ranks: the same bits for any algorithm, places and split into calls (RINGWAY_REPRODUCIBLE)
+    #[arg(long)]
+    pub(super) reproducible: bool,
     /// Before measuring, print what each size is run by, and what every algorithm would cost by the model
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub(super) explain: bool,
@@ -234,6 +266,10 @@ impl CollectiveArgs {
         }
         if self.explain && (self.bench() == Bench::SendRecv || self.device != On::Cpu) {
             return Err("--explain tells of collectives in memory of the host only".to_owned());
+        }
+        if self.device != On::Cpu && (self.bench().is_ragged() || self.bench().is_scan() || self.reproducible)
+        {
+            return Err("unequal blocks, scans and --reproducible are for memory of the host only".to_owned());
         }
         if self.started && self.bench() != Bench::AllReduce {
             return Err("--started measures all-reduce only".to_owned());

@@ -3,8 +3,8 @@
 
 use super::args::Bench;
 use super::measure::BenchError;
-use super::values;
-use ringway::{CollectiveError, Communicator, DType, Element, ReduceOp};
+use super::{ragged, values};
+use ringway::{Blocks, CollectiveError, Communicator, DType, Element, ReduceOp};
 use ringway_dataplane::memory::Buffer;
 
 /// What is called, but for the size.
@@ -53,21 +53,22 @@ pub(super) struct Extents {
 impl Extents {
     /// Of a vector of at least `bytes`: blocked collectives round up to a whole element per block.
     pub(super) fn of(call: Call, (rank, ranks): (u32, u32), bytes: u64, element_bytes: usize) -> Extents {
-        use Bench::{
-            AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, ReduceScatter, Scatter, SendRecv,
-        };
-        let ranks = ranks as usize;
+        use Bench::*;
+        let (all, ranks) = (ranks, ranks as usize);
         let elements = usize::try_from(bytes.div_ceil(element_bytes as u64)).unwrap_or(usize::MAX);
         let part = if call.bench.is_blocked() { elements.div_ceil(ranks) } else { elements };
         let count = if call.bench.is_blocked() { part.saturating_mul(ranks) } else { elements };
         let is_root = rank == call.root;
+        let own = || ragged::lengths(all, part)[rank as usize];
         let (input, output) = match call.bench {
-            AllReduce | Broadcast | Reduce => (count, 0),
+            AllReduce | Broadcast | Reduce | Scan | ExclusiveScan => (count, 0),
             ReduceScatter => (count, part),
+            ReduceScatterV => (count, own()),
             AllGather => (part, count),
+            AllGatherV => (own(), count),
             Gather => (part, if is_root { count } else { 0 }),
             Scatter => (if is_root { count } else { 0 }, part),
-            AllToAll | SendRecv => (count, count),
+            AllToAll | AllToAllV | SendRecv => (count, count),
         };
         Extents { count, part, input, output }
     }
@@ -94,23 +95,37 @@ pub(super) fn wrong(
     (input, output): (&[u8], &[u8]),
 ) -> u64 {
     let Call { bench, op, root, .. } = call;
-    let block_bytes = part * dtype.size();
-    let part = part as u64;
-    let block = |index: u32| &output[index as usize * block_bytes..][..block_bytes];
-    let blocks = |first: &dyn Fn(u32) -> u64| {
+    let equal = vec![part; ranks as usize];
+    // Of blocks of these lengths, each from the rank of its number, whose vector it was cut out of at `first`.
+    let blocks = |lengths: &[usize], first: &dyn Fn(u32) -> u64| {
+        let block = |from| {
+            let place = ragged::place(lengths, from);
+            &output[place.start * dtype.size()..place.end * dtype.size()]
+        };
         (0..ranks).map(|from| values::wrong_copy(dtype, from, ranks, first(from), block(from))).sum()
     };
+    let start = |lengths: &[usize], index| ragged::place(lengths, index).start as u64;
+    let (part_of, unequal) = (part, || ragged::lengths(ranks, part));
+    let part = part as u64;
     match bench {
+        Bench::AllGatherV => blocks(&unequal(), &|_| 0),
+        Bench::ReduceScatterV => values::wrong_reduction(dtype, op, ranks, start(&unequal(), rank), output),
+        Bench::AllToAllV => blocks(&ragged::between(ranks, part_of, rank), &|from| {
+            start(&ragged::between(ranks, part_of, from), rank)
+        }),
+        Bench::Scan => values::wrong_prefix(dtype, op, (rank + 1, ranks), 0, input),
+        // There is nothing before rank 0, whose buffer stays as it is.
+        Bench::ExclusiveScan => values::wrong_prefix(dtype, op, (rank.max(1), ranks), 0, input),
         Bench::AllReduce => values::wrong_reduction(dtype, op, ranks, 0, input),
         Bench::Reduce if rank == root => values::wrong_reduction(dtype, op, ranks, 0, input),
         Bench::Reduce => 0,
         Bench::ReduceScatter => values::wrong_reduction(dtype, op, ranks, part * u64::from(rank), output),
         Bench::Broadcast => values::wrong_copy(dtype, root, ranks, 0, input),
-        Bench::AllGather => blocks(&|_| 0),
-        Bench::Gather if rank == root => blocks(&|_| 0),
+        Bench::AllGather => blocks(&equal, &|_| 0),
+        Bench::Gather if rank == root => blocks(&equal, &|_| 0),
         Bench::Gather => 0,
         Bench::Scatter => values::wrong_copy(dtype, root, ranks, part * u64::from(rank), output),
-        Bench::AllToAll => blocks(&|_| part * u64::from(rank)),
+        Bench::AllToAll => blocks(&equal, &|_| part * u64::from(rank)),
         Bench::SendRecv => values::wrong_copy(dtype, before(rank, ranks), ranks, 0, output),
     }
 }
@@ -133,13 +148,21 @@ pub(super) struct OnHost<'a, T: Element> {
     /// Empty only while a started call has it.
     input: Option<Buffer<T>>,
     output: Buffer<T>,
+    /// Of this rank, where they are of unequal lengths: those of all, or for an all-to-all those that it sends, which are as
+    /// long as those that it receives.
+    blocks: Option<Blocks>,
 }
 
 impl<'a, T: Element> OnHost<'a, T> {
     pub(super) fn new(comm: &'a Communicator, call: Call, bytes: u64) -> Result<Self, CollectiveError> {
         let extents = Extents::of(call, (comm.rank(), comm.size()), bytes, size_of::<T>());
         let (input, output) = (Some(comm.alloc(extents.input)?), comm.alloc(extents.output)?);
-        Ok(OnHost { comm, call, extents, input, output })
+        let lengths = match call.bench {
+            Bench::AllToAllV => Some(ragged::between(comm.size(), extents.part, comm.rank())),
+            bench => bench.is_ragged().then(|| ragged::lengths(comm.size(), extents.part)),
+        };
+        let blocks = lengths.map(|lengths| ragged::packed(&lengths));
+        Ok(OnHost { comm, call, extents, input, output, blocks })
     }
 
     fn place(&self) -> (u32, u32) {
@@ -176,7 +199,20 @@ impl<T: Element> Case for OnHost<'_, T> {
         let (rank, ranks) = self.place();
         let Some(input) = &mut self.input else { return Ok(()) };
         let (comm, output) = (self.comm, &mut self.output);
+        if let Some(blocks) = &self.blocks {
+            let done = match bench {
+                Bench::AllGatherV => comm.all_gather_v(input, output, blocks),
+                Bench::ReduceScatterV => comm.reduce_scatter_v(input, output, blocks, op),
+                _ => comm.all_to_all_v(input, blocks, output, blocks),
+            };
+            return Ok(done?);
+        }
         let done = match bench {
+            Bench::AllGatherV | Bench::ReduceScatterV | Bench::AllToAllV => {
+                unreachable!("these have blocks, which were called with above")
+            }
+            Bench::Scan => comm.scan(input, op),
+            Bench::ExclusiveScan => comm.exclusive_scan(input, op),
             Bench::AllReduce => comm.all_reduce(input, op),
             Bench::Broadcast => comm.broadcast(input, root),
             Bench::Reduce => comm.reduce(input, op, root),

@@ -5,7 +5,7 @@ use super::sizes;
 use super::table::time;
 use ringway::Communicator;
 use ringway_collectives::schedule::Collective;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 /// Prints on rank 0 what each size would be run by, and what the others cost.
 pub(super) fn explain(
@@ -33,6 +33,9 @@ pub(super) fn explain(
             );
         }
     }
-    std::io::stdout().lock().write_all(text.as_bytes())?;
-    Ok(())
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        // Nobody reads any more (`| head`): the printer of the rows finds out too, and ends the benchmark on all ranks.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
 }

@@ -113,6 +113,11 @@ impl<T: Element> Case for OnGpu<'_, T> {
             Bench::Scatter => comm.scatter(input, output, root),
             // Of one rank it is a copy, too.
             Bench::SendRecv if ranks == 1 => comm.all_to_all(input, output),
+            Bench::AllGatherV
+            | Bench::ReduceScatterV
+            | Bench::AllToAllV
+            | Bench::Scan
+            | Bench::ExclusiveScan => unreachable!("refused before any rank was started"),
             Bench::AllToAll => comm.all_to_all(input, output),
             Bench::SendRecv => {
                 comm.sendrecv(input, case::next(rank, ranks), output, case::before(rank, ranks), 0)

@@ -1,7 +1,7 @@
 //! `ringway bench COLLECTIVE`: measures a collective in the manner of nccl-tests, every element checked; and
 //! `ringway bench p2p`: messages between two ranks, in the manner of perftest.
 //!
-//! - [`args`]: the flags. [`sizes`]: byte counts and sweeps. [`values`]: inputs and what must come out.
+//! - [`args`]: the flags. [`sizes`]: byte counts and sweeps. [`values`]: inputs and what must come out. [`ragged`]: unequal blocks.
 //! - [`case`]: one size's memory, call and check. [`measure`]: the sweep. [`table`]: a row of
 //!   figures. [`printer`]: prints the rows of any benchmark.
 //! - [`device`]: whose memory it is. `gpu`: that of GPUs.
@@ -18,6 +18,7 @@ mod measure;
 mod overlap;
 mod p2p;
 mod printer;
+mod ragged;
 mod sizes;
 mod table;
 pub(crate) mod tune;
@@ -25,7 +26,7 @@ mod values;
 
 pub(crate) use args::BenchArgs as Args;
 use args::{CollectiveArgs, Messages};
-use ringway::{Communicator, Launch, LaunchError, Settings, SettingsError, StartError};
+use ringway::{Communicator, Launch, LaunchError, Numerics, Settings, SettingsError, StartError};
 use ringway_control::launch::Launcher;
 pub(crate) use sizes::parse as size;
 use std::process::ExitCode;
@@ -87,6 +88,9 @@ fn run_collective(args: &CollectiveArgs) -> Result<ExitCode, BenchError> {
         )));
     }
     let comm = Communicator::join(&launch, &settings)?;
+    if args.reproducible {
+        comm.set_numerics(Numerics { reproducible: true, ..comm.numerics() });
+    }
     if args.overlap {
         return Ok(ended(&comm, overlap::run(&comm, &args.sweep.size_list()).map(|()| 0)));
     }

@@ -16,8 +16,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Messages of a ping-pong, and of a row of messages one way.
+/// Messages of a ping-pong.
 const PINGS: usize = 200;
+/// Messages that are sent one after another before the first is received, few enough to go without the receiver's word; and
+/// how often.
+const ROW: usize = 8;
+const ROWS: usize = 40;
+/// Bytes of a message that waits for its receiver's word, and is still in caches.
+const LONG_BYTES: usize = 64 << 10;
 /// Bytes exchanged to measure a link's width.
 const WIDE_BYTES: usize = 4 << 20;
 /// Exchanges of those.
@@ -134,47 +140,24 @@ fn combining(comm: &Communicator) -> Result<f64, BenchError> {
 
 /// What the link between rank 0 and another costs.
 fn between(comm: &Communicator, peer: u32, reduce_bytes_per_us: f64) -> Result<LinkCosts, BenchError> {
-    let mut found = [0.0; 3];
+    let mut found = [0.0; 4];
     if comm.rank() == 0 {
         found = links(comm, peer, true)?;
     } else if comm.rank() == peer {
         links(comm, 0, false)?;
     }
     comm.barrier()?;
-    let [half, message_us, bytes_per_us] = agreed(comm, found)?;
+    let [half, eager_message_us, long, bytes_per_us] = agreed(comm, found)?;
     let offloaded = comm.transport_name() == "rdma";
-    let latency_us = (half - message_us).max(0.01);
-    Ok(LinkCosts { latency_us, message_us, bytes_per_us, reduce_bytes_per_us, offloaded })
+    let latency_us = (half - eager_message_us).max(0.01);
+    let message_us = (long - latency_us - LONG_BYTES as f64 / bytes_per_us).max(eager_message_us);
+    Ok(LinkCosts { latency_us, message_us, eager_message_us, bytes_per_us, reduce_bytes_per_us, offloaded })
 }
 
-/// Half a round trip, a message of a row, both in microseconds, and bytes per microsecond each way while both are used.
-fn links(comm: &Communicator, peer: u32, first: bool) -> Result<[f64; 3], BenchError> {
-    let (mut word, mut halves) = ([0u8; 8], Vec::new());
-    for _ in 0..PINGS {
-        let begun = Instant::now();
-        if first {
-            comm.send(&word, peer, 0)?;
-            comm.recv(&mut word, peer, 0)?;
-        } else {
-            comm.recv(&mut word, peer, 0)?;
-            comm.send(&word, peer, 0)?;
-        }
-        halves.push(begun.elapsed().as_secs_f64() * 5e5);
-    }
-    let begun = Instant::now();
-    for _ in 0..PINGS {
-        if first {
-            comm.send(&word, peer, 0)?;
-        } else {
-            comm.recv(&mut word, peer, 0)?;
-        }
-    }
-    if first {
-        comm.recv(&mut word, peer, 0)?;
-    } else {
-        comm.send(&word, peer, 0)?;
-    }
-    let row = begun.elapsed().as_secs_f64() * 1e6 / PINGS as f64;
+/// Half a round trip, what a message costs at its ends, half a round trip of long messages, all in microseconds, and bytes per microsecond each way while both are used.
+fn links(comm: &Communicator, peer: u32, first: bool) -> Result<[f64; 4], BenchError> {
+    let (half, long) = (trip(comm, peer, first, 8)?, trip(comm, peer, first, LONG_BYTES)?);
+    let each = row(comm, peer, first)?;
     let (output, mut input) = (comm.alloc::<u8>(WIDE_BYTES)?, comm.alloc::<u8>(WIDE_BYTES)?);
     let mut exchanges = Vec::new();
     for _ in 0..WIDE_TIMES {
@@ -182,10 +165,53 @@ fn links(comm: &Communicator, peer: u32, first: bool) -> Result<[f64; 3], BenchE
         comm.sendrecv(&output, peer, &mut input, peer, 0)?;
         exchanges.push(begun.elapsed().as_secs_f64() * 1e6);
     }
-    halves.sort_by(f64::total_cmp);
     exchanges.sort_by(f64::total_cmp);
-    let half = percentile(&halves, 0.5);
-    Ok([half, row.min(half), WIDE_BYTES as f64 / percentile(&exchanges, 0.5)])
+    Ok([half, each.min(half), long, WIDE_BYTES as f64 / percentile(&exchanges, 0.5)])
+}
+
+/// Half a round trip of messages of so many bytes, in microseconds.
+fn trip(comm: &Communicator, peer: u32, first: bool, bytes: usize) -> Result<f64, BenchError> {
+    let mut message = comm.alloc::<u8>(bytes)?;
+    let mut halves = Vec::with_capacity(PINGS);
+    for _ in 0..PINGS {
+        let begun = Instant::now();
+        if first {
+            comm.send(&message, peer, 0)?;
+            comm.recv(&mut message, peer, 0)?;
+        } else {
+            comm.recv(&mut message, peer, 0)?;
+            comm.send(&message, peer, 0)?;
+        }
+        halves.push(begun.elapsed().as_secs_f64() * 5e5);
+    }
+    halves.sort_by(f64::total_cmp);
+    Ok(percentile(&halves, 0.5))
+}
+
+/// What a message costs whoever sends or receives it, whichever costs more, in microseconds: a row of them is sent, and
+/// received when all have come. Of use on the first side.
+fn row(comm: &Communicator, peer: u32, first: bool) -> Result<f64, BenchError> {
+    const GO: u32 = 1;
+    let mut times = Vec::with_capacity(ROWS);
+    for _ in 0..ROWS {
+        let mut word = [0u8; 8];
+        if first {
+            let begun = Instant::now();
+            (0..ROW).try_for_each(|_| comm.send(&word, peer, 0))?;
+            let sent = begun.elapsed().as_secs_f64();
+            comm.send(&word, peer, GO)?;
+            comm.recv(&mut word, peer, 0)?;
+            times.push(sent.max(f64::from_ne_bytes(word)) * 1e6 / ROW as f64);
+        } else {
+            comm.recv(&mut word, peer, GO)?;
+            let begun = Instant::now();
+            (0..ROW).try_for_each(|_| comm.recv(&mut word, peer, 0))?;
+            word = begun.elapsed().as_secs_f64().to_ne_bytes();
+            comm.send(&word, peer, 0)?;
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(percentile(&times, 0.5))
 }
 
 /// The quickest algorithm for each size, neighbours that agree joined.

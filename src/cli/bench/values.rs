@@ -36,9 +36,9 @@ fn input(op: Option<ReduceOp>, rank: u64, ranks: u64, index: u64) -> u64 {
     }
 }
 
-/// The reduction of element `index` over all ranks.
-fn reduced(op: ReduceOp, ranks: u64, index: u64) -> u64 {
-    let all = (0..ranks).map(|rank| input(Some(op), rank, ranks, index));
+/// The reduction of element `index` over the first `among` of all ranks.
+fn reduced(op: ReduceOp, (among, ranks): (u64, u64), index: u64) -> u64 {
+    let all = (0..among).map(|rank| input(Some(op), rank, ranks, index));
     match op {
         ReduceOp::Sum => all.sum(),
         ReduceOp::Prod => all.product(),
@@ -52,11 +52,11 @@ fn reduced(op: ReduceOp, ranks: u64, index: u64) -> u64 {
 }
 
 /// The reduction as `dtype` holds it: booleans reduce as truth values, not as numbers.
-fn reduced_as(dtype: DType, op: ReduceOp, ranks: u64, index: u64) -> u64 {
+fn reduced_as(dtype: DType, op: ReduceOp, (among, ranks): (u64, u64), index: u64) -> u64 {
     if dtype != DType::Bool {
-        return reduced(op, ranks, index);
+        return reduced(op, (among, ranks), index);
     }
-    let mut all = (0..ranks).map(|rank| input(Some(op), rank, ranks, index) != 0);
+    let mut all = (0..among).map(|rank| input(Some(op), rank, ranks, index) != 0);
     u64::from(match op {
         ReduceOp::Sum | ReduceOp::Max | ReduceOp::Or => all.any(|b| b),
         ReduceOp::Prod | ReduceOp::Min | ReduceOp::And | ReduceOp::Avg => all.all(|b| b),
@@ -78,7 +78,18 @@ pub(super) fn wrong_copy(dtype: DType, rank: u32, ranks: u32, first: u64, found:
 
 /// How many elements of `found` differ from elements `first..` of the reduction.
 pub(super) fn wrong_reduction(dtype: DType, op: ReduceOp, ranks: u32, first: u64, found: &[u8]) -> u64 {
-    wrong(dtype, first, found, |i| reduced_as(dtype, op, ranks.into(), i))
+    wrong_prefix(dtype, op, (ranks, ranks), first, found)
+}
+
+/// How many elements of `found` differ from elements `first..` of the reduction of the first `among` of all ranks.
+pub(super) fn wrong_prefix(
+    dtype: DType,
+    op: ReduceOp,
+    (among, ranks): (u32, u32),
+    first: u64,
+    found: &[u8],
+) -> u64 {
+    wrong(dtype, first, found, |i| reduced_as(dtype, op, (among.into(), ranks.into()), i))
 }
 
 fn wrong(dtype: DType, first: u64, found: &[u8], expected: impl Fn(u64) -> u64) -> u64 {
@@ -121,8 +132,9 @@ mod tests {
     #[test]
     fn sums_stay_exact_in_the_narrowest_types() {
         for ranks in [64, 65, 1024] {
-            let sum = |i| reduced(ReduceOp::Sum, ranks, i);
-            assert!((0..1000).all(|i| sum(i) < 256 && reduced(ReduceOp::Prod, ranks, i) == 2));
+            let sum = |i| reduced(ReduceOp::Sum, (ranks, ranks), i);
+            let product = |i| reduced(ReduceOp::Prod, (ranks, ranks), i);
+            assert!((0..1000).all(|i| sum(i) < 256 && product(i) == 2));
             assert!((0..1000).any(|i| sum(i) > 0));
         }
     }

@@ -7,6 +7,7 @@
 
 use super::{Costs, Group, LinkCosts, Part, Shape, shape};
 use crate::schedule::algorithm::{Algorithm, Collective};
+use crate::schedule::any::AnySchedule;
 use crate::schedule::arrangement::{Arrangement, among_hosts};
 
 /// The parts of an algorithm that run one after another, each over links of one kind; their chunks are of one size.
@@ -60,13 +61,17 @@ pub(super) fn parts(
             leaders(collective, shape(collective, among, hosts)?, (lanes, ranks), costs)?
         }
         (C::AllReduce, A::Lanes | A::LaneHalving | A::LaneTrees) => {
-            let among = shape(C::AllReduce, among_hosts(collective, algorithm, hosts)?, hosts)?;
+            let among_by = among_hosts(collective, algorithm, hosts)?;
+            let among = shape(C::AllReduce, among_by, hosts)?;
             let fewest = group.fewest_per_host();
             let ring = Group::of(fewest).ring();
             let all = ring.parts * among.parts;
-            let here = ring.in_parts(all, 1.0);
+            // What is combined in an order of its own goes in a message of its own.
+            let orders = f64::from(AnySchedule::new(C::AllReduce, among_by, hosts, 0)?.parts());
+            let here = ring.in_parts(all, 1.0).in_messages(orders);
             let beyond = f64::from((lanes - fewest).div_ceil(fewest));
             let handed = Shape::even(1.0, beyond.min(1.0), beyond, beyond, 0.0).in_parts(all, 1.0);
+            let handed = handed.in_messages(orders * ring.parts);
             vec![
                 near(handed.reducing().then(here.reducing())),
                 far(among.in_parts(all, 1.0 / ring.parts), fewest),
@@ -111,6 +116,7 @@ fn once_per_host(ranks: u32, hosts: u32, costs: &Costs) -> LinkCosts {
     LinkCosts {
         latency_us: mean(inside.latency_us, between.latency_us),
         message_us: mean(inside.message_us, between.message_us),
+        eager_message_us: mean(inside.eager_message_us, between.eager_message_us),
         bytes_per_us: inside.bytes_per_us.min(between.bytes_per_us),
         ..*inside
     }
@@ -127,6 +133,16 @@ impl Shape {
             combined: self.combined * chunks,
             port_sent: self.port_sent * chunks,
             core_combined: self.core_combined * chunks,
+            ..self
+        }
+    }
+
+    /// The same with each message cut into so many, which follow each other.
+    fn in_messages(self, each: f64) -> Shape {
+        Shape {
+            largest: self.largest / each,
+            messages: self.messages * each,
+            port_messages: self.port_messages * each,
             ..self
         }
     }

@@ -19,7 +19,9 @@ use super::algorithm::Collective;
 use super::step::{Rank, Schedule, Span, Step};
 use run::Run;
 
-pub use price::{Load, Network, Place, Price, Resource, Workload, price};
+pub use price::{Load, Network, Place, Price, Resource, SharedCores, Workload, price};
+#[cfg(test)]
+pub(super) use value::mix;
 
 /// How the simulated engine posts steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,9 @@
 //! interfaces (and between switches the links that join those), and its receiver's port. It holds each for `message_us` (ports only) and its bytes over the bandwidth,
 //! and is on the next while still on the one before; `latency_us` passes on the way. It starts when both sides have
 //! posted it, and a port sends in the order of starts. A combine holds its rank's core, or where the link does not move
-//! bytes by itself, the receiving port, since the same core takes bytes in. Each rank runs several slices at once, each
+//! bytes by itself, the receiving port, since the same core takes bytes in. Where ranks share cores, half of a message's time
+//! at a port is work of the core, one end's as the other's, and so are all combines; a core that passes from one rank to
+//! another loses a moment. Each rank runs several slices at once, each
 //! of them under the hazards I4.
 
 #![forbid(unsafe_code)]
@@ -42,6 +44,17 @@ pub struct Network {
     /// Bandwidth of each direction of the link that joins a switch with all others, in bytes per microsecond. Infinite
     /// where the network blocks nothing.
     pub uplink_bytes_per_us: f64,
+    /// Where ranks share cores.
+    pub shared: Option<SharedCores>,
+}
+
+/// Cores that ranks share, and that do what transports and combines do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedCores {
+    /// The core of each rank.
+    pub cores: Vec<u32>,
+    /// What it takes until another rank of a core runs, in microseconds.
+    pub switch_us: f64,
 }
 
 impl Network {
@@ -57,7 +70,7 @@ impl Network {
             Place { host, interface: host, switch: 0 }
         };
         let places = (0..ranks).map(place).collect();
-        Network { places, inside, between, uplink_bytes_per_us: f64::INFINITY }
+        Network { places, inside, between, uplink_bytes_per_us: f64::INFINITY, shared: None }
     }
 }
 
@@ -122,7 +135,7 @@ impl Price {
 /// one that hangs is answered with [`Fault::Deadlock`].
 ///
 /// # Panics
-/// When the network has fewer places than the schedule ranks.
+/// When the network has fewer places, or where cores are shared fewer of those, than the schedule ranks.
 pub fn price<S: Schedule + ?Sized>(
     schedule: &S,
     collective: Collective,
@@ -227,6 +240,13 @@ impl Use {
     }
 }
 
+/// A core that ranks share.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    free: u64,
+    by: Option<Rank>,
+}
+
 struct Clockwork<'a, S: ?Sized> {
     schedule: &'a S,
     network: &'a Network,
@@ -241,6 +261,7 @@ struct Clockwork<'a, S: ?Sized> {
     send: Vec<Use>,
     receive: Vec<Use>,
     core: Vec<Use>,
+    held: Vec<Held>,
     host_out: Vec<Use>,
     host_in: Vec<Use>,
     switch_out: Vec<Use>,
@@ -259,6 +280,8 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         let ranks = schedule.ranks();
         let parts = match collective {
             Collective::AllToAll | Collective::ExclusiveScan => schedule.chunks() / 2,
+            // Each chunk is the whole of a rank's.
+            _ if schedule.gathers() => 1,
             _ => schedule.chunks(),
         };
         let bytes = if collective == Collective::Barrier { 0 } else { work.bytes };
@@ -280,6 +303,14 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             send: per_rank(),
             receive: per_rank(),
             core: per_rank(),
+            held: vec![
+                Held::default();
+                network.shared.as_ref().map_or(0, |s| s
+                    .cores
+                    .iter()
+                    .max()
+                    .map_or(0, |most| *most as usize + 1))
+            ],
             host_out: vec![Use::default(); interfaces],
             host_in: vec![Use::default(); interfaces],
             switch_out: vec![Use::default(); switches],
@@ -339,7 +370,7 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             let index = program.base + place as u32;
             let blocked = matches!(state, State::Waiting | State::Arrived) && program.blocked(place);
             match (state, step) {
-                (State::Arrived, Step::Reduce { span, .. }) if !blocked => {
+                (State::Arrived, Step::Reduce { span, .. } | Step::Recv { span, .. }) if !blocked => {
                     program.open[place].1 = State::Combining;
                     self.combine(slice, rank, index, span);
                 }
@@ -427,14 +458,15 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         let (out, into) = (self.network.places[from as usize], self.network.places[to as usize]);
         let far = out.host != into.host;
         let across = out.switch != into.switch;
-        let costs = if far { self.network.between } else { self.network.inside };
+        let costs = if far { &self.network.between } else { &self.network.inside };
         let latency = nanoseconds(costs.latency_us);
         let wire = nanoseconds(bytes / costs.bytes_per_us);
         let uplink = nanoseconds(bytes / self.network.uplink_bytes_per_us);
-        let port = nanoseconds(costs.message_us) + wire;
+        let port = nanoseconds(costs.message_of(bytes)) + wire;
         match hop {
             Hop::Send => {
-                let start = self.send[from as usize].hold(self.now, port, bytes);
+                let ready = self.runs(from, port / 2, costs);
+                let start = self.send[from as usize].hold(ready, port, bytes);
                 self.moved(start + port, slice, from, sent, State::Done);
                 let (next, later) = if far { (Hop::HostOut, 0) } else { (Hop::Receive, latency) };
                 self.event(start + later, None, slice, What::Reaches(message, next));
@@ -459,9 +491,11 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             Hop::Receive => {
                 // What a narrower link lets through arrives no sooner than its last byte.
                 let slowest = if far && across { port.max(uplink) } else { port };
-                let start = self.receive[to as usize].hold(self.now, port, bytes);
+                let ready = self.runs(to, port / 2, costs);
+                let start = self.receive[to as usize].hold(ready, port, bytes);
                 let end = (start + port).max(self.now + slowest);
-                let reduces = matches!(step, Step::Reduce { .. });
+                // What is gathered is combined when all has come, which takes as long.
+                let reduces = matches!(step, Step::Reduce { .. }) || self.schedule.gathers();
                 let state = if reduces { State::Arrived } else { State::Done };
                 self.moved(end, slice, to, taken, state);
             }
@@ -472,12 +506,24 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         let bytes = self.bytes(span);
         let costs = &self.network.inside;
         let time = nanoseconds(bytes / costs.reduce_bytes_per_us);
+        let ready = self.runs(rank, time, &LinkCosts { offloaded: false, ..*costs });
         let start = if costs.offloaded {
-            self.core[rank as usize].hold(self.now, time, bytes)
+            self.core[rank as usize].hold(ready, time, bytes)
         } else {
-            self.receive[rank as usize].hold(self.now, time, 0.0)
+            self.receive[rank as usize].hold(ready, time, 0.0)
         };
         self.moved(start + time, slice, rank, index, State::Done);
+    }
+
+    /// Has a rank's core work for `time`, where it shares one and the link does not move bytes by itself; answers when it
+    /// begins.
+    fn runs(&mut self, rank: Rank, time: u64, costs: &LinkCosts) -> u64 {
+        let Some(shared) = self.network.shared.as_ref().filter(|_| !costs.offloaded) else { return self.now };
+        let held = &mut self.held[shared.cores[rank as usize] as usize];
+        let switch = if held.by == Some(rank) { 0 } else { nanoseconds(shared.switch_us) };
+        let start = self.now.max(held.free) + switch;
+        *held = Held { free: start + time, by: Some(rank) };
+        start
     }
 
     fn bytes(&self, span: Span) -> f64 {

@@ -93,6 +93,8 @@ pub(super) struct Run<'a, S: ?Sized> {
 impl<'a, S: Schedule + ?Sized> Run<'a, S> {
     pub(super) fn new(schedule: &'a S, collective: Collective, root: Rank, check: &Check) -> Run<'a, S> {
         let ranks = schedule.ranks();
+        // What each rank then does with what it has is not the schedule's.
+        let collective = if schedule.gathers() { Collective::AllGather } else { collective };
         let goal = Goal { collective, ranks, root, seed: check.seed, rank_order: check.rank_order };
         // In an all-to-all a block leaves one chunk and arrives in another, so a sample of chunks is of no use.
         let most = if collective == Collective::AllToAll { u32::MAX } else { check.sampled_chunks };

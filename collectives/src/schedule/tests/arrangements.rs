@@ -8,6 +8,7 @@ use ringway_topology::model::order::{Location, Site, hosts_in_order, ring_order}
 const INSIDE: LinkCosts = LinkCosts {
     latency_us: 0.1,
     message_us: 0.0,
+    eager_message_us: 0.0,
     bytes_per_us: 1e6,
     reduce_bytes_per_us: 1e7,
     offloaded: true,
@@ -134,7 +135,7 @@ impl Dealt {
                 false => Place { host, interface: host, switch: rack },
             });
         }
-        let network = Network { places, inside: INSIDE, between: BETWEEN, uplink_bytes_per_us };
+        let network = Network { places, inside: INSIDE, between: BETWEEN, uplink_bytes_per_us, shared: None };
         Dealt { locations, network }
     }
 
@@ -221,8 +222,14 @@ fn a_tree_in_order_crosses_each_interface_once() {
 /// Over hosts the formulas need not be exact, but the choice must be.
 #[test]
 fn the_choice_over_hosts_is_near_the_best_by_simulation() {
-    let wide = LinkCosts { bytes_per_us: 40_000.0, latency_us: 0.5, message_us: 0.2, ..INSIDE };
-    let between = LinkCosts { message_us: 0.3, latency_us: 3.0, ..BETWEEN };
+    let wide = LinkCosts {
+        bytes_per_us: 40_000.0,
+        latency_us: 0.5,
+        message_us: 0.2,
+        eager_message_us: 0.2,
+        ..INSIDE
+    };
+    let between = LinkCosts { message_us: 0.3, eager_message_us: 0.3, latency_us: 3.0, ..BETWEEN };
     for (hosts, lanes) in [(2, 8), (4, 4), (16, 2), (3, 6)] {
         let ranks = hosts * lanes;
         let order: Vec<Rank> = (0..ranks).collect();

@@ -1,12 +1,13 @@
 //! The cost model: simulation in time against formulas, and what is chosen by them.
 
-use crate::schedule::simulate::{Fault, Load, Network, Resource, Workload, price};
+use crate::schedule::simulate::{Fault, Load, Network, Resource, SharedCores, Workload, price};
 use crate::schedule::*;
 
 /// A 100 Gbit/s fabric with remote direct memory access.
 const RDMA: LinkCosts = LinkCosts {
     latency_us: 1.5,
     message_us: 0.2,
+    eager_message_us: 0.2,
     bytes_per_us: 12_000.0,
     reduce_bytes_per_us: 50_000.0,
     offloaded: true,
@@ -67,7 +68,7 @@ fn the_choice_is_within_a_fifth_of_the_best_by_simulation() {
 
 /// Whether the algorithm sends the whole buffer in every round.
 fn is_for_short(algorithm: Algorithm) -> bool {
-    matches!(algorithm, Algorithm::Doubling | Algorithm::Tree)
+    matches!(algorithm, Algorithm::Doubling | Algorithm::Tree | Algorithm::Exchange)
 }
 
 #[test]
@@ -195,6 +196,21 @@ fn ranks_of_a_host_share_its_interface() {
     let (bytes, busiest) = loads(DoublingAllReduce { ranks: 8 }.into());
     assert_eq!(bytes, [32e6, 32e6]);
     assert!(matches!(busiest, Resource::HostOut(_) | Resource::HostIn(_)), "{busiest:?}");
+}
+
+#[test]
+fn ranks_that_share_a_core_take_turns() {
+    let costs = LinkCosts { offloaded: false, ..RDMA };
+    let time = |cores: Option<Vec<u32>>| {
+        let shared = cores.map(|cores| SharedCores { cores, switch_us: 1.0 });
+        let network = Network { shared, ..Network::flat(4, costs) };
+        let work = Workload { bytes: 1_200_000, slice_bytes: 300_000, slices_in_flight: 1 };
+        price(&RingAllReduce { ranks: 4 }, Collective::AllReduce, &network, &work).unwrap().time_us
+    };
+    let (apart, pairs, one) = (time(None), time(Some(vec![0, 0, 1, 1])), time(Some(vec![0; 4])));
+    // Six rounds in which every rank sends and receives 25 us each, half of it work; and three in which all combine 6 us.
+    let work_of_all = 4.0 * (6.0 * 25.2 + 3.0 * 6.0);
+    assert!(apart < pairs && pairs < one && one > work_of_all, "{apart} {pairs} {one} {work_of_all}");
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod arrangements;
 mod broken;
 mod choosing;
 mod hosts;
+mod parts;
 
 use super::simulate::{Check, Posting, verify};
 use super::*;

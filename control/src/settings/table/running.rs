@@ -58,6 +58,29 @@ pub(super) const ROWS: &[Setting] = &[
         "Compare operation, type, count, reduction and order of every call between ranks, so that mismatched \
          calls are errors. It costs no round trip.",
     ),
+    row(
+        "RINGWAY_REPRODUCIBLE",
+        Kind::Switch,
+        Some("off"),
+        "",
+        "Combine floating-point numbers in the order of ranks, so that results are the same bits for any algorithm, places \
+         of ranks and split into calls. docs/collectives.md says what it costs. The same on all ranks.",
+    ),
+    row(
+        "RINGWAY_HALF_IN_F32",
+        Kind::Switch,
+        Some("off"),
+        "",
+        "Send and combine f16 and bf16 as f32, and round once, at the end: twice the bytes. The same on all ranks.",
+    ),
+    row(
+        "RINGWAY_F32_IN_BF16",
+        Kind::Switch,
+        Some("off"),
+        "",
+        "Send and combine f32 as bf16: half the bytes, and an error of a sum of up to (ranks + 1) / 256 of the sum of sizes. \
+         The same on all ranks.",
+    ),
     // How this process uses its machine.
     row(
         "RINGWAY_SPIN_US",
