@@ -6,7 +6,7 @@
 //!
 //! With a word behind it, the ways in which jobs go wrong: `count`, `operation`, `order` (ranks that call different things),
 //! `refused` (an argument that makes no call), `abort`, `abandoned` (a call that nobody waits for, while a rank is lost); and `kept` (a handle that is kept long after its call), which
-//! goes well.
+//! goes well. `hosts-root`, `hosts-length`, `hosts-empty`, `hosts-message` and `hosts-lost`: the same between hosts, here two halves of one.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "nccl")]
@@ -25,6 +25,12 @@ mod tour {
 
     pub(super) fn main() -> Result<()> {
         let comm = Communicator::from_env()?;
+        if let Some(word) = std::env::args().nth(1).as_deref().and_then(|word| word.strip_prefix("hosts-")) {
+            let said = between(&comm, word);
+            let said = said.map_or_else(|error| error.to_string(), |()| "nothing went wrong".to_owned());
+            let _ = std::io::stdout().write_all(format!("rank {}: {said}\n", comm.rank()).as_bytes());
+            return Ok(());
+        }
         let gpus = comm.on_gpus(None)?;
         match std::env::args().nth(1).as_deref() {
             None => {
@@ -53,6 +59,30 @@ mod tour {
             None => Ok(()),
             Some(wrong) => Err(format!("{what}: {wrong:?} where {expected:?} must be").into()),
         }
+    }
+
+    /// Mistakes of the ranks 2 and 3, which are one half, or the loss of rank 3.
+    fn between(comm: &Communicator, word: &str) -> Result<()> {
+        const PIECE: usize = 1 << 20;
+        let gpus = comm.on_gpus_of_hosts(None, Some(2))?;
+        let other = comm.rank() >= 2;
+        let (root, len) = match word {
+            "root" => (u32::from(other), LEN),
+            // As many as the first piece has, or two of them.
+            "length" => (0, if other { 4 * PIECE } else { 2 * PIECE }),
+            "empty" => (0, if other { LEN } else { 0 }),
+            "message" => (0, if other { PIECE } else { PIECE + 1 }),
+            _ => (0, LEN),
+        };
+        let mut buffer = gpus.inside().alloc::<f32>(len)?;
+        match word {
+            "message" if other => gpus.recv(&mut buffer, comm.rank() - 2, 5)?,
+            "message" => gpus.send(&buffer, comm.rank() + 2, 5)?,
+            "empty" => gpus.all_reduce(&mut buffer, ReduceOp::Sum)?,
+            "lost" if comm.rank() == 3 => std::process::abort(),
+            _ => gpus.broadcast(&mut buffer, root)?,
+        }
+        Ok(gpus.broadcast(&mut buffer, root)?)
     }
 
     /// The sum of the ranks below `n`, each plus one.

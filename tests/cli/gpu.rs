@@ -482,6 +482,30 @@ fn mistakes_reach_all_ranks_and_show_both_sides() {
     }
 }
 
+/// Y3, Y4: pieces that are alike, or none at all, are not taken for the same call, and ranks are those of the whole group.
+#[test]
+fn mistakes_between_hosts_show_both_sides_and_ranks_of_the_whole_group() {
+    for (word, part) in [
+        ("hosts-root", "f32 x 100000 root 1"),
+        ("hosts-length", "f32 x 4194304"),
+        ("hosts-empty", "f32 x 0 sum"),
+        ("hosts-message", "f32 x 1048576"),
+        ("hosts-lost", "was lost"),
+    ] {
+        let (end, _) = said("gpu-hosts-mistakes", &[word]);
+        let lost = word == "hosts-lost";
+        for rank in 0..if lost { 3 } else { 4 } {
+            let line = end.stdout.iter().find(|line| line.starts_with(&format!("rank {rank}: ")));
+            let line = line.unwrap_or_else(|| panic!("{word}: rank {rank} says nothing: {end:?}"));
+            assert!(line.contains(part), "{word}: {line}");
+            assert!(lost || line.contains("mismatched calls"), "{word}: {line}");
+            let names = |rank: u32| line.contains(&format!("rank {rank} on host "));
+            let right = if lost { names(3) } else { (names(2) && names(0)) || (names(3) && names(1)) };
+            assert!(right, "{word}: {line}");
+        }
+    }
+}
+
 #[test]
 fn a_handle_may_be_kept_for_longer_than_its_call_may_be_under_way() {
     let program = Doubled::new("gpu-kept", &["run", "-n", "4", "--", example("gpu"), "kept"]);

@@ -13,6 +13,9 @@
 //!
 //! - **Y1** All ranks begin the same calls of NCCL in the same order, whatever the network does meanwhile.
 //! - **Y2** A failure inside ends the communicator between, and the other way, so that it comes to all ranks.
+//! - **Y3** Hosts agree on a call's length and root before it: pieces that are alike do not tell how many there are, and no piece
+//!   tells of an empty call, or which rank of its host is the root.
+//! - **Y4** Errors have ranks of the whole group, whichever part they are of.
 
 use super::calls::{Planned, collective};
 use super::comm::Operation;
@@ -21,10 +24,10 @@ use super::error::{CudaError, DeviceError};
 use super::kind;
 use super::memory::DeviceBuffer;
 use super::order::{Said, With};
-use super::shared::Ticket;
+use super::shared::{Ticket, renamed};
 use super::staging::{Staged, Staging};
 use super::straight::Ways;
-use crate::engine::{Call, CollectiveError, Communicator, During, InvalidCall};
+use crate::engine::{Call, CollectiveError, Communicator, During, InvalidCall, Member, Who};
 use crate::reduce::ReduceOp;
 use crate::schedule::Collective;
 use ringway_dataplane::memory::Element;
@@ -102,7 +105,11 @@ impl Hierarchy {
             between.abort(error.to_string());
             whole.abort(error.to_string());
         };
-        let inside = DeviceCommunicator::new(&mine, options).inspect_err(abort)?;
+        let named = |error| match error {
+            DeviceError::Collective(error) => DeviceError::Collective(of_whole(&whole, error)),
+            other => other,
+        };
+        let inside = DeviceCommunicator::new(&mine, options).map_err(named).inspect_err(abort)?;
         let is_near = |rank: u32| places[rank as usize].0 == part;
         let ways = Ways::find(&whole, &inside, nearness.as_deref(), &is_near).inspect_err(abort)?;
         let same = (0..whole.size()).filter(|rank| places[*rank as usize].1 == number);
@@ -177,7 +184,8 @@ impl Hierarchy {
             error
         })?;
         let (pieces, rest) = cut(buffer.len(), self.inside.size() as usize, size_of::<T>());
-        self.reduce_pieces(buffer, &pieces, op, (kind, code))
+        self.compare(call)
+            .and_then(|()| self.reduce_pieces(buffer, &pieces, op, (kind, code)))
             .and_then(|()| self.reduce_rest(buffer, rest, op))
             .map_err(|error| self.die(error, call))
     }
@@ -272,6 +280,48 @@ impl Hierarchy {
         self.staging.take(self.inside.context(), bytes).map_err(|error| self.failed(&error))
     }
 
+    /// Y3
+    pub(super) fn compare(&self, call: Call) -> Result<()> {
+        if self.between.size() == 1 {
+            return Ok(());
+        }
+        let mine = [call.count, u64::from(call.root)];
+        let mut all = vec![0u64; mine.len() * self.between.size() as usize];
+        self.between.all_gather(&mine, &mut all)?;
+        match all.chunks(mine.len()).position(|theirs| theirs != mine) {
+            None => Ok(()),
+            Some(other) => {
+                let theirs = &all[other * mine.len()..];
+                let theirs = Call { count: theirs[0], root: theirs[1] as u32, ..call };
+                Err(self.differs(&self.between, other as u32, call, theirs))
+            }
+        }
+    }
+
+    /// This rank has called something else than rank `other` of `comm`.
+    pub(super) fn differs(
+        &self,
+        comm: &Communicator,
+        other: u32,
+        ours: Call,
+        theirs: Call,
+    ) -> CollectiveError {
+        let (ours_who, theirs_who) = (comm.who(comm.rank()), comm.who(other));
+        CollectiveError::Mismatch { ours_who, ours, theirs_who, theirs }
+    }
+
+    /// Y4: what a failure of a part comes from: the loss of a rank that is in another part, if there is one.
+    fn cause(&self, error: CollectiveError, call: Call) -> CollectiveError {
+        let lost = |error: &CollectiveError| matches!(error, CollectiveError::Lost { .. });
+        let told = self.whole.look().err().or_else(|| self.whole.failure()).filter(lost);
+        match (&error, told) {
+            (CollectiveError::Lost { .. } | CollectiveError::Aborted { .. }, Some(told)) => {
+                renamed(told, Some(call))
+            }
+            _ => of_whole(&self.whole, error),
+        }
+    }
+
     /// The driver has failed.
     pub(super) fn failed(&self, error: &CudaError) -> CollectiveError {
         self.inside.shared.by_words(&error.to_string(), None)
@@ -279,12 +329,38 @@ impl Hierarchy {
 
     /// Y2: whichever communicator has died, the others end with it, in this rank's words.
     pub(super) fn die(&self, error: CollectiveError, call: Call) -> CollectiveError {
+        let error = self.cause(error, call);
         self.inside.shared.by_words(&error.to_string(), Some(call));
         for other in [&self.between, &self.whole] {
             let (who, message) = (other.who(other.rank()), error.to_string());
             other.end_by(CollectiveError::Aborted { who, during: During::Call(call), message });
         }
         error
+    }
+}
+
+/// Y4
+fn of_whole(whole: &Communicator, error: CollectiveError) -> CollectiveError {
+    let named = |who: Who| {
+        let is = |member: &Member| member.pid == who.pid && member.host == who.host;
+        let rank = whole.members().iter().position(is);
+        Who { rank: rank.map_or(who.rank, |rank| rank as u32), ..who }
+    };
+    match error {
+        CollectiveError::Lost { who, during, kind, evidence } => {
+            CollectiveError::Lost { who: named(who), during, kind, evidence }
+        }
+        CollectiveError::Mismatch { ours_who, ours, theirs_who, theirs } => {
+            let (ours_who, theirs_who) = (named(ours_who), named(theirs_who));
+            CollectiveError::Mismatch { ours_who, ours, theirs_who, theirs }
+        }
+        CollectiveError::Aborted { who, during, message } => {
+            CollectiveError::Aborted { who: named(who), during, message }
+        }
+        CollectiveError::Transport { who, during, evidence } => {
+            CollectiveError::Transport { who: named(who), during, evidence }
+        }
+        other => other,
     }
 }
 

@@ -17,18 +17,20 @@ use super::kind;
 use super::memory::DeviceBuffer;
 use super::shared::lock;
 use super::straight::{STRAIGHT_FROM_BYTES, agree, hold};
-use crate::engine::{Call, CollectiveError, InvalidCall, MAX_TAG};
+use crate::engine::{Call, CollectiveError, During, InvalidCall, MAX_TAG};
 use crate::schedule::Collective;
 use ringway_dataplane::memory::Element;
 use std::ops::Range;
 
 type Result<T> = std::result::Result<T, CollectiveError>;
 
-/// Of a message's tag on the whole group: what the sender says of its buffer, what the receiver does, and the payload.
-const SENDER_CAN: u32 = 0;
+/// Of a message's tag on the whole group: what the sender says, and what the receiver does. What comes before a payload has
+/// its tag, so that a receiver who expects none sees another message than its own, and does not wait for another.
+const PAYLOAD: u32 = 0;
 const RECEIVER_CAN: u32 = 1;
-const PAYLOAD: u32 = 2;
-const TAGS: u32 = 3;
+const TAGS: u32 = 2;
+/// How often a message of several pieces says its length before them, so that its head is like no message of one number.
+const HEAD_NUMBERS: usize = 3;
 
 /// Pieces of a span of elements.
 fn pieces(span: Range<usize>, element_bytes: usize) -> impl Iterator<Item = Range<usize>> {
@@ -66,10 +68,10 @@ impl Hierarchy {
         let block = buffer.len() / ranks;
         let mine = self.inside.rank() as usize * block..(self.inside.rank() as usize + 1) * block;
         let rest = block * ranks..buffer.len();
-        let made = match part == from {
+        let made = self.compare(call).and_then(|()| match part == from {
             true => self.inside.broadcast(buffer, number),
             false => self.inside.shared.drain(call),
-        };
+        });
         made.and_then(|()| self.broadcast_between(buffer, mine, from))
             .and_then(|()| self.broadcast_between(buffer, rest, from))
             .and_then(|()| if part == from || block == 0 { Ok(()) } else { self.spread(buffer, block) })
@@ -140,6 +142,7 @@ impl Hierarchy {
             let (buffer, len) = ("output", output.len());
             return Err(self.refuse("all_gather", call, InvalidCall::WrongLength { buffer, len, expected }));
         }
+        self.compare(call).map_err(|error| self.die(error, call))?;
         if count == 0 {
             return self
                 .inside
@@ -242,10 +245,13 @@ impl Hierarchy {
     pub fn send<T: Element>(&self, buffer: &DeviceBuffer<T>, to: u32, tag: u32) -> Result<()> {
         let call = message(T::DTYPE, tag, buffer.len());
         self.check("send", "destination", call, to, tag)?;
-        let made = match self.beside(to) {
-            Some(number) => self.inside.send(buffer, number, tag),
-            None => self.inside.shared.drain(call).and_then(|()| self.send_between(buffer, to, tag)),
-        };
+        let made =
+            match self.beside(to) {
+                Some(number) => self.inside.send(buffer, number, tag),
+                None => self.inside.shared.drain(call).and_then(|()| {
+                    self.send_between(buffer, to, tag).map_err(|error| as_called(error, call))
+                }),
+            };
         made.map_err(|error| self.die(error, call))
     }
 
@@ -256,10 +262,13 @@ impl Hierarchy {
     pub fn recv<T: Element>(&self, buffer: &mut DeviceBuffer<T>, from: u32, tag: u32) -> Result<()> {
         let call = message(T::DTYPE, tag, buffer.len());
         self.check("recv", "source", call, from, tag)?;
-        let made = match self.beside(from) {
-            Some(number) => self.inside.recv(buffer, number, tag),
-            None => self.inside.shared.drain(call).and_then(|()| self.recv_between(buffer, from, tag)),
-        };
+        let made =
+            match self.beside(from) {
+                Some(number) => self.inside.recv(buffer, number, tag),
+                None => self.inside.shared.drain(call).and_then(|()| {
+                    self.recv_between(buffer, from, tag).map_err(|error| as_called(error, call))
+                }),
+            };
         made.map_err(|error| self.die(error, call))
     }
 
@@ -322,12 +331,15 @@ impl Hierarchy {
         if self.ways.to(to).is_ok() && buffer.len() * size_of::<T>() >= STRAIGHT_FROM_BYTES {
             let held = hold(&self.whole, buffer);
             let can = u8::from(held.is_ok());
-            let theirs = self.whole.swap(can, to, (tag + SENDER_CAN, tag + RECEIVER_CAN))?;
+            let theirs = self.whole.swap(can, to, (tag + PAYLOAD, tag + RECEIVER_CAN))?;
             if let (Ok(held), 1) = (&held, theirs) {
                 let region = held.memory.region(0..held.memory.len()).map_err(|e| self.lent(&e))?;
                 return self.whole.send_on_device::<T>(region, to, tag + PAYLOAD);
             }
             not_held(held.err());
+        }
+        if buffer.len() * size_of::<T>() > PIECE_BYTES {
+            self.whole.send(&[buffer.len() as u64; HEAD_NUMBERS], to, tag + PAYLOAD)?;
         }
         let mut pinned = self.stage((buffer.len() * size_of::<T>()).min(PIECE_BYTES))?;
         for piece in pieces_or_none(buffer.len(), size_of::<T>()) {
@@ -344,13 +356,21 @@ impl Hierarchy {
         if self.ways.to(from).is_ok() && buffer.len() * size_of::<T>() >= STRAIGHT_FROM_BYTES {
             let held = hold(&self.whole, buffer);
             let can = u8::from(held.is_ok());
-            let theirs = self.whole.swap(can, from, (tag + RECEIVER_CAN, tag + SENDER_CAN))?;
+            let theirs = self.whole.swap(can, from, (tag + RECEIVER_CAN, tag + PAYLOAD))?;
             if let (Ok(held), 1) = (&held, theirs) {
                 let region = held.memory.region(0..held.memory.len()).map_err(|e| self.lent(&e))?;
                 self.whole.recv_on_device::<T>(region, from, tag + PAYLOAD)?;
                 return self.arrived();
             }
             not_held(held.err());
+        }
+        if buffer.len() * size_of::<T>() > PIECE_BYTES {
+            let mut head = [0u64; HEAD_NUMBERS];
+            self.whole.recv(&mut head, from, tag + PAYLOAD)?;
+            if head[0] != buffer.len() as u64 {
+                let ours = message(T::DTYPE, tag, buffer.len());
+                return Err(self.differs(&self.whole, from, ours, Call { count: head[0], ..ours }));
+            }
         }
         let mut pinned = self.stage((buffer.len() * size_of::<T>()).min(PIECE_BYTES))?;
         for piece in pieces_or_none(buffer.len(), size_of::<T>()) {
@@ -375,6 +395,26 @@ impl Hierarchy {
 /// As [`pieces`] of a whole message; one of no elements is a message too.
 fn pieces_or_none(len: usize, element_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     pieces(0..len, element_bytes).chain((len == 0).then_some(0..0))
+}
+
+/// A message's own tags and pieces are not what was called.
+fn as_called(error: CollectiveError, call: Call) -> CollectiveError {
+    let of = |piece: Call| match piece.collective {
+        None => Call { root: piece.root / TAGS, ..piece },
+        Some(_) => piece,
+    };
+    match error {
+        CollectiveError::Mismatch { ours_who, ours, theirs_who, theirs } => {
+            CollectiveError::Mismatch { ours_who, ours: of(ours), theirs_who, theirs: of(theirs) }
+        }
+        CollectiveError::Lost {
+            who,
+            during: During::Call(Call { collective: None, .. }),
+            kind,
+            evidence,
+        } => CollectiveError::Lost { who, during: During::Call(call), kind, evidence },
+        other => other,
+    }
 }
 
 /// A buffer that others could have had straight is staged.

@@ -404,7 +404,7 @@ fn late(what: &str, limit: Duration) -> String {
 }
 
 /// The control communicator does nothing but carry stamps: what happened during one happened during the call that it is of.
-fn renamed(error: CollectiveError, call: Option<Call>) -> CollectiveError {
+pub(super) fn renamed(error: CollectiveError, call: Option<Call>) -> CollectiveError {
     let carries = |during: &During| match during {
         During::Idle => true,
         During::Call(call) => call.collective.is_none() || call.algorithm.is_some(),
