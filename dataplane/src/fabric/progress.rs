@@ -36,8 +36,8 @@ pub const SHARED_SPIN_US: u32 = 25;
 /// Longest time that a thread polls before it sleeps, in microseconds, after waits that were short (W4).
 pub const LONGEST_SPIN_US: u32 = 200;
 /// Longest time that a rank gives way at once for what small calls wait for where ranks share cores, in microseconds, after
-/// calls that took no longer than half of that. A rank that sleeps costs its peers a wake-up of some 50 us, so that they
-/// sleep too: once such calls took more than [`SHARED_SPIN_US`] they took 200 to 400 us for as long as they went on.
+/// calls that took no longer than half of that. A rank that sleeps costs its peers a wake-up, so that those sleep too once it
+/// takes more than [`SHARED_SPIN_US`]: calls that began so would go on so.
 pub const LONGEST_AT_ONCE_US: u32 = 1000;
 /// First and longest nap, in microseconds, on a transport that cannot be slept on. Naps double in between: at the
 /// longest, a thread uses well under 1 % of a core.
