@@ -520,7 +520,7 @@ mod tests {
             found,
             [
                 "RINGWAY_ALGO=rings is not allowed: give auto, or a list out of ring, tree, doubling, halving, direct, chain, \
-                 scatterallgather, dissemination, leaders, lanes, doubletree, lanehalving, lanetrees separated by commas, or ^ and \
+                 scatterallgather, dissemination, leaders, lanes, doubletree, lanehalving, lanetrees, exchange separated by commas, or ^ and \
                  a list to leave out; for one collective with its name before, as in ring;allreduce:^tree;broadcast:chain",
                 "RINGWAY_JOB_ID=(empty) is not allowed: give any text that is not empty",
                 "RINGWAY_SLICE_BYTES=64 is not allowed: give auto, or a whole number from 4096 to 1073741824 bytes \
