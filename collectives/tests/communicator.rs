@@ -10,8 +10,11 @@ use ringway_collectives::engine::{
 use ringway_collectives::reduce::ReduceOp;
 use ringway_collectives::schedule::Algorithm;
 use ringway_dataplane::transport::{Cause, CauseKind, Hub, LoopbackConfig, Peer};
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Poll, Waker};
 
 fn config(seed: u64) -> LoopbackConfig {
     let eager_bytes = if seed.is_multiple_of(2) { 0 } else { 8192 };
@@ -289,6 +292,30 @@ fn a_refusal_on_one_rank_is_an_error_on_all() {
         let text = end.unwrap_err().to_string();
         assert!(text.contains("and is not defined on f32") && text.contains("rank 1"), "rank {rank}: {text}");
     }
+}
+
+#[test]
+fn a_failure_is_written_down_before_an_awaited_call_tells_of_it() {
+    let written = Arc::new(AtomicUsize::new(0));
+    let keep = written.clone();
+    let options = EngineOptions {
+        write_down: Some(WriteDown(Arc::new(move |flight| {
+            keep.fetch_add(usize::from(flight.groups[0].rank == 0), Ordering::Relaxed);
+        }))),
+        ..EngineOptions::default()
+    };
+    ranks(2, LoopbackConfig { depth: 4, ..config(0) }, &options, |c| {
+        if c.rank() == 1 {
+            return assert!(c.barrier().is_err());
+        }
+        // The second waits for the first's place: it is over as soon as anybody looks.
+        let start = |tag| c.recv_start(c.alloc::<u8>(1).unwrap(), 1, tag).unwrap();
+        let (_first, second) = (start(0), start(1));
+        c.reporter().abort(c.id(), "enough");
+        let end = pin!(second).poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(end, Poll::Ready(Err(CollectiveError::Aborted { .. }))), "{end:?}");
+        assert_eq!(written.load(Ordering::Relaxed), 1);
+    });
 }
 
 #[test]

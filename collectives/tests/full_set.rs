@@ -308,6 +308,17 @@ fn a_group_with_a_wrong_call_ends_with_its_error_on_all_ranks() {
 }
 
 #[test]
+fn a_group_of_more_calls_than_there_may_be_is_refused_and_costs_nothing() {
+    ranks(2, configs()[1], &options(None), |comm| {
+        let said = [comm.rank()];
+        let mut group = CallGroup::start();
+        (0..200_000).for_each(|_| group.send(&comm, &said, 1 - comm.rank(), 0));
+        assert!(matches!(group.end(), Err(CollectiveError::TooManyStarted { .. })));
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
 fn two_communicators_with_crossing_orders_of_started_calls_do_not_deadlock() {
     for config in deep() {
         ranks(3, config, &options(None), |comm| {

@@ -287,3 +287,18 @@ fn who_goes_between_small_calls_is_named() {
         assert_eq!((who.rank, message.as_str()), (2, "enough"));
     }
 }
+
+#[test]
+fn a_large_message_that_is_looked_for_is_asked_about() {
+    // R4: nothing is posted by the root. Rank 1 has closed the communicator, and goes on with another.
+    let options = EngineOptions { wanted: Algorithm::Tree.into(), ..EngineOptions::default() };
+    let ends = ranks_over(transports(2, |config| config), "looks", &options, |c| {
+        let other = c.split(Some(0), c.rank()).unwrap().expect("a colour was given");
+        let end = (c.rank() == 0).then(|| c.reduce(&mut vec![0u64; 100_000], ReduceOp::Sum, 0));
+        drop(c);
+        other.barrier().unwrap();
+        end
+    });
+    let Some(Err(CollectiveError::Lost { who, evidence, .. })) = &ends[0] else { panic!("{ends:?}") };
+    assert!(who.rank == 1 && evidence.contains("closed this communicator"), "{ends:?}");
+}

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::blocking::{Memory, lend, request};
-use super::communicator::{Communicator, flush};
+use super::communicator::Communicator;
 use super::core::{CallRegions, Failure, MAX_CALLS};
 use super::error::{CollectiveError, InvalidCall};
 use super::p2p::message;
@@ -164,14 +164,13 @@ impl<'a> CallGroup<'a> {
             let why = InvalidCall::Group("its calls are on communicators of several endpoints".to_owned());
             return Err(CollectiveError::Invalid { rank: call.comm.rank, call: call.name, why });
         }
+        // Each call's memory is lent within the last one's loan, on this thread's stack.
+        if self.calls.len() > MAX_CALLS {
+            return Err(CollectiveError::TooManyStarted { limit: MAX_CALLS });
+        }
         let room = Vec::with_capacity(self.calls.len());
         let result = lend_all(first, self.calls.into_iter(), room);
-        if result.is_err() {
-            let mut core = first.owner.lock();
-            flush(&mut core);
-            drop(first.owner.write_down(core));
-        }
-        result.map_err(|failure| *failure)
+        first.answer(first.owner.lock(), result)
     }
 }
 

@@ -115,11 +115,7 @@ impl Communicator {
         if let Some(since) = since {
             core.waits_at_once.learn(since.elapsed());
         }
-        if result.is_err() {
-            flush(&mut core);
-            drop(self.owner.write_down(core));
-        }
-        result.map_err(|failure| *failure)
+        self.answer(core, result)
     }
 
     /// Makes two calls at once, a send and a receive, to their ends.
@@ -150,11 +146,17 @@ impl Communicator {
         });
         core.ledgers.push(second);
         core.ledgers.push(first);
-        if result.is_err() {
+        self.answer(core, result)
+    }
+
+    /// What a call returns. Of one that has failed, the news are on their way then, and written down.
+    pub(super) fn answer(&self, mut core: Guard<'_>, result: std::result::Result<(), Failure>) -> Result<()> {
+        result.map_err(|failure| {
             flush(&mut core);
+            self.owner.nudge(&core);
             drop(self.owner.write_down(core));
-        }
-        result.map_err(|failure| *failure)
+            *failure
+        })
     }
 
     /// The outcome of a call, begun or not.

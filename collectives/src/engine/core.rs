@@ -515,7 +515,7 @@ impl Core {
         if self.retired.len() == super::MAX_RETIRED {
             self.retired.pop_front();
         }
-        self.retired.push_back(Closed::new(&g));
+        self.retired.push_back(Closed::new(g));
     }
 
     /// Remembers a call that was refused for its arguments, and tells the other ranks, which may have made it.

@@ -13,7 +13,7 @@
 use super::core::Core;
 use super::error::{CollectiveError, During};
 use super::fingerprint::Call;
-use super::group::{Group, Heard, Remembered};
+use super::group::{Group, Heard, Numbers, Remembered};
 use super::recorder::Befell;
 use super::run::{Fault, Phase};
 use super::word::{Death, Word};
@@ -40,40 +40,46 @@ fn lost(group: &Group, rank: u32, during: During, cause: &Cause) -> CollectiveEr
 pub(super) struct Closed {
     pub(super) id: u32,
     rank: u32,
-    /// Number of the first call that was not made.
-    calls: u32,
-    /// Calls that were refused, of those remembered.
-    refused: Vec<u32>,
+    peers: Vec<Peer>,
+    numbers: Numbers,
     /// What it had died of.
     dead: Option<Death>,
 }
 
 impl Closed {
-    pub(super) fn new(group: &Group) -> Closed {
+    pub(super) fn new(group: Group) -> Closed {
         let (id, rank) = (group.info.id, group.info.my_rank);
         let dead = group.dead.as_ref().and_then(|error| Death::of(error, rank));
-        Closed { id, rank, calls: group.numbers.seq, refused: group.numbers.refused().collect(), dead }
+        Closed { id, rank, peers: group.peers, numbers: group.numbers, dead }
     }
 
-    /// Whether a call was made here: whoever waits in it has all from this rank that it needs, or will have.
-    fn has_made(&self, call: &Call) -> bool {
-        let behind = self.calls.wrapping_sub(call.seq).wrapping_sub(1) < u32::MAX / 2;
-        call.collective.is_some() && behind && !self.refused.contains(&call.seq)
-    }
-
-    /// What to tell a rank that waits for this one in the call with this stamp. `None`: nothing.
-    fn answer(&self, stamp: &Stamp) -> Option<Death> {
-        if self.dead.is_some() {
-            return self.dead.clone();
+    /// What to tell a rank that waits for this one in the call with this stamp. `None`: nothing, since the call was made here,
+    /// and that rank has all from this one that it needs, or will have. What was sent before is there before the answer.
+    fn answer(&self, from: Peer, stamp: &Stamp, check: bool) -> Option<Word> {
+        let dead = |death| Some(Word::Dead { group: self.id, death });
+        if let Some(death) = &self.dead {
+            return dead(death.clone());
         }
-        let made = Call::from_stamp(stamp).is_some_and(|call| self.has_made(&call));
-        (!made).then(|| Death::Lost {
-            rank: self.rank,
-            seen_by: self.rank,
-            during: *stamp,
-            kind: CauseKind::Left,
-            evidence: "it has closed this communicator".into(),
-        })
+        let theirs = Call::from_stamp(stamp)?;
+        if theirs.collective.is_none() || self.numbers.is_ahead(theirs.seq) {
+            return dead(Death::Lost {
+                rank: self.rank,
+                seen_by: self.rank,
+                during: *stamp,
+                kind: CauseKind::Left,
+                evidence: "it has closed this communicator".into(),
+            });
+        }
+        match self.numbers.call(theirs.seq)? {
+            Remembered::Made(ours) if !check || *ours == theirs => None,
+            Remembered::Made(ours) => {
+                let other = self.peers.iter().position(|peer| *peer == from)? as u32;
+                dead(Death::Mismatch { a: self.rank, a_call: ours.stamp(), b: other, b_call: *stamp })
+            }
+            Remembered::Refused(ours, why) => {
+                Some(Word::Refused { group: self.id, stamp: ours.stamp(), why: why.clone() })
+            }
+        }
     }
 }
 
@@ -251,8 +257,8 @@ impl Core {
     fn answer_for_retired(&mut self, from: Peer, word: &Word) {
         let (id, Word::Asks { stamp, .. }) = (word.group(), word) else { return };
         let closed = self.retired.iter().find(|closed| closed.id == id);
-        if let Some(death) = closed.and_then(|closed| closed.answer(stamp)) {
-            let _ = self.transport.note(from, &Word::Dead { group: id, death }.note());
+        if let Some(answer) = closed.and_then(|closed| closed.answer(from, stamp, self.options.check)) {
+            let _ = self.transport.note(from, &answer.note());
         }
     }
 
@@ -268,7 +274,11 @@ impl Core {
             }
             return;
         }
-        match group.call(theirs.seq) {
+        // Nothing is known of a message that is not there: its other half may still be called for.
+        if theirs.collective.is_none() {
+            return;
+        }
+        match group.numbers.call(theirs.seq) {
             Some(Remembered::Made(ours)) => {
                 let ours = *ours;
                 self.compare(index, ours, rank, theirs);
@@ -277,7 +287,7 @@ impl Core {
                 let (stamp, why) = (ours.stamp(), why.clone());
                 let _ = self.transport.note(peer, &Word::Refused { group: group.info.id, stamp, why }.note());
             }
-            None if group.is_ahead(theirs.seq) => group.hear(rank, theirs.seq, Heard::Asks(stamp)),
+            None if group.numbers.is_ahead(theirs.seq) => group.hear(rank, theirs.seq, Heard::Asks(stamp)),
             None => {}
         }
     }
@@ -293,14 +303,16 @@ impl Core {
         let (Some(theirs), Some(group)) = (Call::from_stamp(&stamp), self.groups[index].as_mut()) else {
             return;
         };
-        match group.call(theirs.seq) {
+        match group.numbers.call(theirs.seq) {
             Some(Remembered::Made(_)) => {
                 let who = group.who(rank);
                 let error = CollectiveError::Aborted { who, during: During::Call(theirs), message: why };
                 self.fail(index, error, None);
             }
             Some(Remembered::Refused(..)) => {}
-            None if group.is_ahead(theirs.seq) => group.hear(rank, theirs.seq, Heard::Refused(stamp, why)),
+            None if group.numbers.is_ahead(theirs.seq) => {
+                group.hear(rank, theirs.seq, Heard::Refused(stamp, why));
+            }
             None => {}
         }
     }

@@ -154,7 +154,7 @@ impl Core {
                 _ => None,
             };
             let mut on: Vec<Awaited> = Vec::new();
-            for (_, step) in run.in_flight() {
+            for step in run.awaited() {
                 let rank = step.peer();
                 let awaited = Awaited { rank, peer: group.peers[rank as usize], receives: !step.is_send() };
                 if on.len() < MAX_AWAITED && !on.contains(&awaited) {

@@ -122,12 +122,15 @@ impl Numbers {
         call
     }
 
-    /// The numbers of remembered calls that were refused.
-    pub(super) fn refused(&self) -> impl Iterator<Item = u32> + '_ {
-        self.calls.iter().flatten().filter_map(|kept| match kept {
-            Remembered::Refused(call, _) => Some(call.seq),
-            Remembered::Made(_) => None,
-        })
+    /// What this rank knows of its call number `seq`, if it has made it and remembers.
+    pub(super) fn call(&self, seq: u32) -> Option<&Remembered> {
+        let kept = self.calls[seq as usize % REMEMBERED_CALLS].as_ref()?;
+        (kept.call().seq == seq).then_some(kept)
+    }
+
+    /// Whether call `seq` is still to come here.
+    pub(super) fn is_ahead(&self, seq: u32) -> bool {
+        seq.wrapping_sub(self.seq) < u32::MAX / 2
     }
 }
 
@@ -279,17 +282,6 @@ impl Group {
         self.next_plan = 0;
     }
 
-    /// What this rank knows of its call number `seq`, if it has made it and remembers.
-    pub(super) fn call(&self, seq: u32) -> Option<&Remembered> {
-        let kept = self.numbers.calls[seq as usize % REMEMBERED_CALLS].as_ref()?;
-        (kept.call().seq == seq).then_some(kept)
-    }
-
-    /// Whether call `seq` is still to come here.
-    pub(super) fn is_ahead(&self, seq: u32) -> bool {
-        seq.wrapping_sub(self.numbers.seq) < u32::MAX / 2
-    }
-
     /// Remembers another rank's word about a call that this rank has not reached.
     pub(super) fn hear(&mut self, rank: u32, seq: u32, what: Heard) {
         if self.heard[rank as usize].replace((seq, what)).is_none() {
@@ -359,9 +351,10 @@ mod tests {
         };
         let made: Vec<Call> = (0..300).map(|_| group.numbers.take(call, None)).collect();
         assert_eq!((made[0].seq, made[299].seq), (0, 299));
-        assert!(group.call(0).is_none() && group.call(300).is_none());
-        assert_eq!(group.call(299).map(|r| *r.call()), Some(made[299]));
-        assert!(group.is_ahead(300) && !group.is_ahead(299) && !group.is_ahead(0));
+        let numbers = &group.numbers;
+        assert!(numbers.call(0).is_none() && numbers.call(300).is_none());
+        assert_eq!(numbers.call(299).map(|r| *r.call()), Some(made[299]));
+        assert!(numbers.is_ahead(300) && !numbers.is_ahead(299) && !numbers.is_ahead(0));
     }
 
     #[test]

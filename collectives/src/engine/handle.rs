@@ -2,10 +2,10 @@
 
 #![forbid(unsafe_code)]
 
-use super::core::{Core, Failure};
+use super::core::Core;
 use super::error::{CollectiveError, InvalidCall};
 use super::run::Phase;
-use super::shared::Owner;
+use super::shared::{Guard, Owner};
 use ringway_dataplane::memory::pool::Claim;
 use ringway_dataplane::memory::{Buffer, Element};
 use std::future::Future;
@@ -56,13 +56,8 @@ impl<T: Element> Handle<T> {
         match std::mem::replace(&mut self.0, State::Taken) {
             State::UnderWay { owner, slot, claim } => {
                 let is_over = |core: &Core| core.runs[usize::from(slot)].phase == Phase::Done;
-                let mut core = owner.wait_until(owner.lock(), is_over);
-                let (region, result) = core.take_started(slot);
-                match &result {
-                    Ok(()) => drop(core),
-                    Err(_) => drop(owner.write_down(core)),
-                }
-                redeem(claim, region, result)
+                let core = owner.wait_until(owner.lock(), is_over);
+                redeem(core, &owner, slot, claim)
             }
             State::Over(buffer) => Ok(buffer),
             State::Taken => unreachable!("taken only here and when ready"),
@@ -99,12 +94,19 @@ pub(super) fn no_thread(rank: u32, call: &'static str, error: &std::io::Error) -
     CollectiveError::Invalid { rank, call, why: InvalidCall::System(why) }
 }
 
+/// Takes the outcome of a call that is over. A failure is written down before anybody is told.
 #[inline]
 fn redeem<T: Element>(
+    mut core: Guard<'_>,
+    owner: &Owner,
+    slot: u16,
     claim: Claim<T>,
-    region: Option<ringway_dataplane::memory::Region>,
-    result: Result<(), Failure>,
 ) -> Result<Buffer<T>, CollectiveError> {
+    let (region, result) = core.take_started(slot);
+    match &result {
+        Ok(()) => drop(core),
+        Err(_) => drop(owner.write_down(core)),
+    }
     let buffer = region.and_then(|r| claim.redeem(r));
     result.map_err(|failure| *failure)?;
     Ok(buffer.unwrap_or_else(|| unreachable!("R1: a run that is over has its region, with all leases home")))
@@ -135,10 +137,7 @@ impl<T: Element> Future for Handle<T> {
             }
         }
         Poll::Ready(match std::mem::replace(&mut this.0, State::Taken) {
-            State::UnderWay { owner, slot, claim } => {
-                let (region, result) = owner.lock().take_started(slot);
-                redeem(claim, region, result)
-            }
+            State::UnderWay { owner, slot, claim } => redeem(owner.lock(), &owner, slot, claim),
             State::Over(buffer) => Ok(buffer),
             State::Taken => panic!("a handle is polled after it was ready"),
         })

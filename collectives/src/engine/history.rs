@@ -30,7 +30,7 @@ impl Group {
     fn histories(&self, seq: u32) -> Vec<u16> {
         let numbers = (0..MAX_HISTORIES as u32).map(|back| seq.wrapping_sub(back));
         let mut newest_first: Vec<u16> =
-            numbers.map_while(|n| self.call(n)).map(|kept| kept.call().history).collect();
+            numbers.map_while(|n| self.numbers.call(n)).map(|kept| kept.call().history).collect();
         newest_first.reverse();
         newest_first
     }
@@ -40,7 +40,7 @@ impl Group {
     fn first_difference(&self, seq: u32, theirs: &[u16]) -> Option<&Remembered> {
         let mut agreed = None;
         for (back, their_history) in (0..theirs.len() as u32).rev().zip(theirs) {
-            let Some(ours) = self.call(seq.wrapping_sub(back)) else { continue };
+            let Some(ours) = self.numbers.call(seq.wrapping_sub(back)) else { continue };
             if ours.call().history != *their_history {
                 return agreed;
             }

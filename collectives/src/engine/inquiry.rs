@@ -3,7 +3,8 @@
 //! Calls that differ usually meet in a message, and their stamps tell. Those that never meet (two ranks that both think
 //! they are the root, or that both wait) are found so: a rank whose call has not moved for a while sends its stamp to
 //! the ranks it waits for. One whose call of that number differs answers with the mismatch; one that has not come so
-//! far remembers the question and looks at it when it does; one for which the communicator is dead or closed says so.
+//! far remembers the question and looks at it when it does; one for which the communicator is dead or closed says so. Of
+//! messages, whose calls have no number, nothing but that is answered.
 
 #![forbid(unsafe_code)]
 
@@ -45,9 +46,7 @@ impl Core {
                 if now.duration_since(still_since) >= Duration::from_millis(WITHDRAWN_MS) {
                     self.give_up_on(slot, rank, still_since, now);
                 }
-            } else if now.duration_since(still_since) >= Duration::from_millis(run.patience_ms)
-                && run.request.is_collective()
-            {
+            } else if now.duration_since(still_since) >= Duration::from_millis(run.patience_ms) {
                 run.patience_ms = (run.patience_ms * 2).min(run.patience_ms + MAX_INQUIRY_MS);
                 self.inquire(slot);
             }
@@ -57,7 +56,7 @@ impl Core {
     /// Asks the ranks that a call waits for.
     fn inquire(&mut self, slot: u16) {
         let mut asked: Vec<u32> = Vec::with_capacity(MAX_ASKED);
-        for (_, step) in self.runs[usize::from(slot)].in_flight() {
+        for step in self.runs[usize::from(slot)].awaited() {
             if asked.len() < MAX_ASKED && !asked.contains(&step.peer()) {
                 asked.push(step.peer());
             }

@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::blocking::{Memory, request};
-use super::communicator::{Communicator, flush};
+use super::communicator::Communicator;
 use super::core::CallRegions;
 use super::error::CollectiveError;
 use super::p2p::message;
@@ -87,12 +87,8 @@ impl Communicator {
         let begun = core.begin(self.index, name, request, regions, false);
         self.owner.nudge(&core);
         let regions = CallRegions { input: &mut input, output: &mut output };
-        let (mut core, result) = self.end(core, begun, regions);
+        let (core, result) = self.end(core, begun, regions);
         debug_assert!([&input, &output].into_iter().flatten().all(|region| region.outstanding() == 0));
-        if result.is_err() {
-            flush(&mut core);
-            drop(self.owner.write_down(core));
-        }
-        result.map_err(|failure| *failure)
+        self.answer(core, result)
     }
 }

@@ -6,10 +6,10 @@
 //! - **R2** Of `n` lanes, lane `l` runs slices `l`, `l + n`, `l + 2n`, ..., one at a time. Slice `s` has the tag of lane
 //!   `s` modulo the plan's lanes, also where a narrow run has only one: messages of a tag have the same order on all
 //!   ranks.
+//! - **R3** A step whose post was refused as `Full` stays unposted, and holds up only what must not overtake it (H2).
 //! - **R4** The message of a `Reduce` that no hazard holds up is combined where it lies, if the transport lets it be seen
 //!   there. Until a large one has come its receive stays unposted, and it is looked for whenever a poll has moved
 //!   something.
-//! - **R3** A step whose post was refused as `Full` stays unposted, and holds up only what must not overtake it (H2).
 
 #![forbid(unsafe_code)]
 
@@ -564,6 +564,19 @@ impl Run {
                 (name.id(), l.window.step(place))
             })
         })
+    }
+
+    /// The steps that the run waits for: those with the transport, and those that are looked for (R4).
+    pub(super) fn awaited(&self) -> impl Iterator<Item = Step> + '_ {
+        let looks = |(lane, l): &(usize, &Lane)| l.busy && self.looking & 1 << lane != 0;
+        let looked_for = |l: &Lane, number| match l.window.ready(number) {
+            Ready::Post(step @ Step::Reduce { .. }) => Some(step),
+            _ => None,
+        };
+        let looking = self.lanes.iter().enumerate().filter(looks);
+        let looked_for =
+            looking.flat_map(move |(_, l)| l.window.open().filter_map(move |number| looked_for(l, number)));
+        self.in_flight().map(|(_, step)| step).chain(looked_for)
     }
 
     /// The wakers' and the regions' end: the slot is free for another call.

@@ -7,7 +7,8 @@
 //! - **D1** Nobody sleeps with the lock held. Who changes something while the driver sleeps wakes it.
 //! - **D2** A driver that keeps polling lets go of the lock whenever somebody waits for it.
 //! - **D3** Whoever stops driving tells those who follow, so that one of them takes over.
-//! - **D4** No foreign code runs with the lock held, but for [`OnFailure`](super::OnFailure).
+//! - **D4** No foreign code runs with the lock held, but for [`OnFailure`](super::OnFailure) and a user's
+//!   [`Reduction`](super::Reduction).
 
 #![forbid(unsafe_code)]
 

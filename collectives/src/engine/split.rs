@@ -26,9 +26,7 @@ impl Communicator {
         colors.dedup();
         let base = self.agree_on_ids(colors.len() as u32)?;
         let made = self.enter_split(&all, &colors, mine[0], base);
-        let mut core = self.owner.lock();
-        core.reserved.retain(|id| *id != base);
-        drop(core);
+        self.owner.lock().reserved.retain(|id| *id != base);
         made
     }
 

@@ -1,9 +1,11 @@
 //! Deaths, mismatches and refusals: everybody learns of the one cause, and nobody hangs.
 
-use super::world::World;
-use crate::engine::error::CollectiveError;
+use super::world::{World, info};
+use crate::engine::error::{CollectiveError, InvalidCall};
+use crate::engine::group::Group;
 use crate::engine::options::EngineOptions;
 use crate::engine::plan::{Request, What};
+use crate::engine::run::Phase;
 use crate::reduce::ReduceOp;
 use crate::schedule::{Collective, Costs, LinkCosts};
 use ringway_dataplane::memory::DType;
@@ -440,6 +442,104 @@ fn a_rank_that_closes_after_a_call_costs_nobody_that_call() {
             assert_eq!((who.rank, kind), (1, CauseKind::Left));
         }
     }
+}
+
+#[test]
+fn a_receive_from_a_rank_that_has_closed_the_communicator_is_no_hang() {
+    let message = |what| Request { what, op: None, in_place: false, ..request(Collective::AllReduce, 10) };
+    let (send, receive) = (message(What::Send { to: 0, tag: 3 }), message(What::Receive { from: 1, tag: 3 }));
+    let some = [7u8; 40];
+    // What was sent before is received; what was not is not waited for. Eager, and as it waits for its receiver.
+    for eager in [1 << 16, 0] {
+        let mut w = world(2, 0, eager);
+        let sent = w.begin(1, 0, &send, Some(&some), None).unwrap();
+        if eager > 0 {
+            w.settle(&[(1, sent)]);
+            assert_eq!(w.take(1, sent).0, Ok(()));
+        }
+        w.cores[1].close(0);
+        let first = w.begin(0, 0, &receive, None, Some(&[0; 40])).unwrap();
+        w.settle(&[(0, first)]);
+        let (end, _, got) = w.take(0, first);
+        assert_eq!((end, &got[..]), (Ok(()), &some[..]), "eager {eager}");
+        if eager == 0 {
+            w.settle(&[(1, sent)]);
+            assert_eq!(w.take(1, sent).0, Ok(()));
+        }
+        let second = w.begin(0, 0, &receive, None, Some(&[0; 40])).unwrap();
+        w.settle(&[(0, second)]);
+        let end = w.take(0, second).0;
+        let Err(CollectiveError::Lost { who, kind, evidence, .. }) = end else { panic!("{end:?}") };
+        assert_eq!((who.rank, kind), (1, CauseKind::Left));
+        assert!(evidence.contains("closed"), "{evidence}");
+    }
+    // One that is late has closed nothing.
+    let mut w = world(2, 0, 0);
+    let first = w.begin(0, 0, &receive, None, Some(&[0; 40])).unwrap();
+    for _ in 0..30 {
+        w.tick();
+        w.quiesce();
+    }
+    let sent = w.begin(1, 0, &send, Some(&some), None).unwrap();
+    w.settle(&[(0, first), (1, sent)]);
+    assert_eq!(w.take(0, first).0, Ok(()));
+}
+
+#[test]
+fn a_rank_that_closes_after_another_call_is_no_hang_and_shows_both_sides() {
+    // All but one call for the same root, and close once they are through, by eager sends. The one may wait for a rank that
+    // has sent it nothing.
+    let mut shown = 0;
+    for (n, odd, root, other) in (3..6u32).flat_map(|n| {
+        (0..n * n * n)
+            .map(move |i| (n, i / n / n, i / n % n, i % n))
+            .filter(|(.., root, other)| root != other)
+    }) {
+        let mut w = world(n, 0, 1 << 16);
+        let from = |root| Request { root, ..request(Collective::Broadcast, 10) };
+        let input = bytes(&from(0), 1);
+        let others = (0..n as usize).filter(|rank| *rank != odd as usize);
+        let begun: Vec<(usize, u16)> =
+            others.map(|rank| (rank, w.begin(rank, 0, &from(root), Some(&input), None).unwrap())).collect();
+        w.quiesce();
+        for (rank, slot) in begun {
+            if w.cores[rank].runs[usize::from(slot)].phase == Phase::Done {
+                assert_eq!(w.take(rank, slot).0, Ok(()));
+                w.cores[rank].close(0);
+            }
+        }
+        let waits = w.begin(odd as usize, 0, &from(other), Some(&input), None).unwrap();
+        w.settle(&[(odd as usize, waits)]);
+        match w.take(odd as usize, waits).0 {
+            // It sends, and hears of it later.
+            Ok(()) => {}
+            Err(CollectiveError::Mismatch { ours_who, ours, theirs_who, theirs }) => {
+                assert!(ours_who.rank != theirs_who.rank && ours.root != theirs.root, "{ours} {theirs}");
+                shown += 1;
+            }
+            Err(error) => panic!("{n} ranks, rank {odd} from {other} in place of {root}: {error}"),
+        }
+    }
+    assert!(shown > 50, "{shown}");
+}
+
+#[test]
+fn a_rank_that_closes_after_it_has_refused_a_call_says_why() {
+    // Rank 0 joins the communicator when the words of the refusal have gone by.
+    let mut w = world(2, 0, 0);
+    let (r, why) = (request(Collective::AllReduce, 10), InvalidCall::WithItself);
+    let error = CollectiveError::Invalid { rank: 1, call: "all_reduce", why };
+    let group = |rank| Group::new(info(2, &[0, 1], rank)).unwrap();
+    let index = w.cores[1].add_group(group(1));
+    w.cores[1].refuse(index, &r, &error);
+    w.cores[1].close(index);
+    w.quiesce();
+    let index = w.cores[0].add_group(group(0));
+    let slot = w.begin(0, index, &r, Some(&bytes(&r, 1)), None).unwrap();
+    w.settle(&[(0, slot)]);
+    let end = w.take(0, slot).0;
+    let Err(CollectiveError::Aborted { who, message, .. }) = end else { panic!("{end:?}") };
+    assert!(who.rank == 1 && message.contains("with itself"), "{message}");
 }
 
 #[test]
