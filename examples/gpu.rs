@@ -6,7 +6,8 @@
 //!
 //! With a word behind it, the ways in which jobs go wrong: `count`, `operation`, `order` (ranks that call different things),
 //! `refused` (an argument that makes no call), `abort`, `abandoned` (a call that nobody waits for, while a rank is lost); and `kept` (a handle that is kept long after its call), which
-//! goes well. `hosts-root`, `hosts-length`, `hosts-empty`, `hosts-message` and `hosts-lost`: the same between hosts, here two halves of one.
+//! goes well. `hosts-root`, `hosts-length`, `hosts-empty`, `hosts-collective`, `hosts-message`,
+//! `hosts-refused` and `hosts-lost`: the same between hosts, here two halves of one.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "nccl")]
@@ -79,6 +80,11 @@ mod tour {
             "message" if other => gpus.recv(&mut buffer, comm.rank() - 2, 5)?,
             "message" => gpus.send(&buffer, comm.rank() + 2, 5)?,
             "empty" => gpus.all_reduce(&mut buffer, ReduceOp::Sum)?,
+            "collective" if other => {
+                let mut all = gpus.inside().alloc::<f32>(4 * len)?;
+                gpus.all_gather(&buffer, &mut all)?;
+            }
+            "refused" if other => gpus.all_reduce(&mut buffer, ReduceOp::And)?,
             "lost" if comm.rank() == 3 => std::process::abort(),
             _ => gpus.broadcast(&mut buffer, root)?,
         }

@@ -489,6 +489,7 @@ fn mistakes_between_hosts_show_both_sides_and_ranks_of_the_whole_group() {
         ("hosts-root", "f32 x 100000 root 1"),
         ("hosts-length", "f32 x 4194304"),
         ("hosts-empty", "f32 x 0 sum"),
+        ("hosts-collective", "all_gather #0 f32 x 100000"),
         ("hosts-message", "f32 x 1048576"),
         ("hosts-lost", "was lost"),
     ] {
@@ -503,6 +504,13 @@ fn mistakes_between_hosts_show_both_sides_and_ranks_of_the_whole_group() {
             let right = if lost { names(3) } else { (names(2) && names(0)) || (names(3) && names(1)) };
             assert!(right, "{word}: {line}");
         }
+    }
+    let (end, _) = said("gpu-hosts-refused", &["hosts-refused"]);
+    for rank in 0..4 {
+        let line = end.stdout.iter().find(|line| line.starts_with(&format!("rank {rank}: ")));
+        let refused =
+            |line: &String| (2..4).any(|by| line.contains(&format!("all_reduce on rank {by}: NCCL has no")));
+        assert!(line.is_some_and(refused), "rank {rank}: {end:?}");
     }
 }
 

@@ -13,8 +13,8 @@
 //!
 //! - **Y1** All ranks begin the same calls of NCCL in the same order, whatever the network does meanwhile.
 //! - **Y2** A failure inside ends the communicator between, and the other way, so that it comes to all ranks.
-//! - **Y3** Hosts agree on a call's length and root before it: pieces that are alike do not tell how many there are, and no piece
-//!   tells of an empty call, or which rank of its host is the root.
+//! - **Y3** Hosts agree on a call before it, as its stamp tells it: pieces that are alike do not tell how many there are, and no
+//!   piece tells of an empty call, or which rank of its host is the root.
 //! - **Y4** Errors have ranks of the whole group, whichever part they are of.
 
 use super::calls::{Planned, collective};
@@ -31,6 +31,7 @@ use crate::engine::{Call, CollectiveError, Communicator, During, InvalidCall, Me
 use crate::reduce::ReduceOp;
 use crate::schedule::Collective;
 use ringway_dataplane::memory::Element;
+use ringway_dataplane::transport::Stamp;
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -176,13 +177,9 @@ impl Hierarchy {
     /// [`CollectiveError`].
     pub fn all_reduce<T: Element>(&self, buffer: &mut DeviceBuffer<T>, op: ReduceOp) -> Result<()> {
         let call = Call { op: Some(op), ..collective(Collective::AllReduce, T::DTYPE, buffer.len()) };
-        let (kind, code) = kind::reduced(op, T::DTYPE).ok_or_else(|| {
-            let error =
-                self.inside.refuse("all_reduce", call, InvalidCall::NotByNccl { op, dtype: T::DTYPE });
-            self.between.abort(error.to_string());
-            self.whole.abort(error.to_string());
-            error
-        })?;
+        let Some((kind, code)) = kind::reduced(op, T::DTYPE) else {
+            return Err(self.refuse("all_reduce", call, InvalidCall::NotByNccl { op, dtype: T::DTYPE }));
+        };
         let (pieces, rest) = cut(buffer.len(), self.inside.size() as usize, size_of::<T>());
         self.compare(call)
             .and_then(|()| self.reduce_pieces(buffer, &pieces, op, (kind, code)))
@@ -285,14 +282,14 @@ impl Hierarchy {
         if self.between.size() == 1 {
             return Ok(());
         }
-        let mine = [call.count, u64::from(call.root)];
-        let mut all = vec![0u64; mine.len() * self.between.size() as usize];
+        let Stamp(mine) = call.stamp();
+        let mut all = vec![0; mine.len() * self.between.size() as usize];
         self.between.all_gather(&mine, &mut all)?;
-        match all.chunks(mine.len()).position(|theirs| theirs != mine) {
+        let (stamps, _) = all.as_chunks();
+        match stamps.iter().position(|theirs| *theirs != mine) {
             None => Ok(()),
             Some(other) => {
-                let theirs = &all[other * mine.len()..];
-                let theirs = Call { count: theirs[0], root: theirs[1] as u32, ..call };
+                let theirs = Call::from_stamp(&Stamp(stamps[other])).unwrap_or(call);
                 Err(self.differs(&self.between, other as u32, call, theirs))
             }
         }

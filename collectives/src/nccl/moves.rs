@@ -16,10 +16,10 @@ use super::hierarchy::{Hierarchy, PIECE_BYTES};
 use super::kind;
 use super::memory::DeviceBuffer;
 use super::shared::lock;
-use super::straight::{STRAIGHT_FROM_BYTES, agree, hold};
+use super::straight::{Held, STRAIGHT_FROM_BYTES, agree, hold_together};
 use crate::engine::{Call, CollectiveError, During, InvalidCall, MAX_TAG};
 use crate::schedule::Collective;
-use ringway_dataplane::memory::Element;
+use ringway_dataplane::memory::{Element, Region};
 use std::ops::Range;
 
 type Result<T> = std::result::Result<T, CollectiveError>;
@@ -44,7 +44,8 @@ impl Hierarchy {
         (self.whole.rank(), self.whole.size())
     }
 
-    fn refuse(&self, name: &'static str, call: Call, why: InvalidCall) -> CollectiveError {
+    /// Ends all parts, as this rank has called what makes no call.
+    pub(super) fn refuse(&self, name: &'static str, call: Call, why: InvalidCall) -> CollectiveError {
         let (rank, _) = self.standing();
         self.die(CollectiveError::Invalid { rank, call: name, why }, call)
     }
@@ -98,16 +99,12 @@ impl Hierarchy {
             return Ok(());
         }
         let bytes = span.start * size_of::<T>()..span.end * size_of::<T>();
-        if self.is_straight && bytes.len() >= STRAIGHT_FROM_BYTES {
-            let held = hold(&self.between, buffer);
-            if agree(&self.between, held.is_ok())?
-                && let Ok(held) = &held
-            {
-                let region = held.memory.region(bytes).map_err(|e| self.lent(&e))?;
-                self.between.broadcast_on_device::<T>(region, root)?;
-                return self.arrived();
-            }
-            not_held(held.err());
+        if self.is_straight
+            && bytes.len() >= STRAIGHT_FROM_BYTES
+            && let Some(held) = hold_together(&self.between, buffer, |can| agree(&self.between, can))?
+        {
+            self.between.broadcast_on_device::<T>(self.region(&held, bytes)?, root)?;
+            return self.arrived();
         }
         let copies = &self.inside.shared.copies;
         let failed = |error: CudaError| self.failed(&error);
@@ -187,16 +184,12 @@ impl Hierarchy {
         if hosts == 1 {
             return Ok(());
         }
-        if self.is_straight && block_bytes >= STRAIGHT_FROM_BYTES {
-            let held = hold(&self.between, buffer);
-            if agree(&self.between, held.is_ok())?
-                && let Ok(held) = &held
-            {
-                let region = held.memory.region(0..held.memory.len()).map_err(|e| self.lent(&e))?;
-                self.between.all_gather_on_device::<T>(region)?;
-                return self.arrived();
-            }
-            not_held(held.err());
+        if self.is_straight
+            && block_bytes >= STRAIGHT_FROM_BYTES
+            && let Some(held) = hold_together(&self.between, buffer, |can| agree(&self.between, can))?
+        {
+            self.between.all_gather_on_device::<T>(self.region(&held, 0..held.memory.len())?)?;
+            return self.arrived();
         }
         let copies = &self.inside.shared.copies;
         let failed = |error: CudaError| self.failed(&error);
@@ -245,13 +238,10 @@ impl Hierarchy {
     pub fn send<T: Element>(&self, buffer: &DeviceBuffer<T>, to: u32, tag: u32) -> Result<()> {
         let call = message(T::DTYPE, tag, buffer.len());
         self.check("send", "destination", call, to, tag)?;
-        let made =
-            match self.beside(to) {
-                Some(number) => self.inside.send(buffer, number, tag),
-                None => self.inside.shared.drain(call).and_then(|()| {
-                    self.send_between(buffer, to, tag).map_err(|error| as_called(error, call))
-                }),
-            };
+        let made = match self.beside(to) {
+            Some(number) => self.inside.send(buffer, number, tag),
+            None => self.between_two(call, || self.send_between(buffer, to, tag * TAGS)),
+        };
         made.map_err(|error| self.die(error, call))
     }
 
@@ -262,13 +252,10 @@ impl Hierarchy {
     pub fn recv<T: Element>(&self, buffer: &mut DeviceBuffer<T>, from: u32, tag: u32) -> Result<()> {
         let call = message(T::DTYPE, tag, buffer.len());
         self.check("recv", "source", call, from, tag)?;
-        let made =
-            match self.beside(from) {
-                Some(number) => self.inside.recv(buffer, number, tag),
-                None => self.inside.shared.drain(call).and_then(|()| {
-                    self.recv_between(buffer, from, tag).map_err(|error| as_called(error, call))
-                }),
-            };
+        let made = match self.beside(from) {
+            Some(number) => self.inside.recv(buffer, number, tag),
+            None => self.between_two(call, || self.recv_between(buffer, from, tag * TAGS)),
+        };
         made.map_err(|error| self.die(error, call))
     }
 
@@ -326,17 +313,29 @@ impl Hierarchy {
         Err(self.refuse(name, call, why))
     }
 
+    /// Half of a message with a rank of another host, once the GPU has done all that it was given before.
+    fn between_two(&self, call: Call, make: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.inside.shared.drain(call)?;
+        make().map_err(|error| as_called(error, call))
+    }
+
+    /// The buffer of a message, if that goes straight: both sides say whether they can, each with a tag of its own.
+    fn held_by_both<'a, T: Element>(
+        &'a self,
+        buffer: &'a DeviceBuffer<T>,
+        with: u32,
+        tags: (u32, u32),
+    ) -> Result<Option<Held<'a>>> {
+        if self.ways.to(with).is_err() || buffer.len() * size_of::<T>() < STRAIGHT_FROM_BYTES {
+            return Ok(None);
+        }
+        hold_together(&self.whole, buffer, |can| Ok(self.whole.swap(u8::from(can), with, tags)? == 1))
+    }
+
     fn send_between<T: Element>(&self, buffer: &DeviceBuffer<T>, to: u32, tag: u32) -> Result<()> {
-        let tag = tag * TAGS;
-        if self.ways.to(to).is_ok() && buffer.len() * size_of::<T>() >= STRAIGHT_FROM_BYTES {
-            let held = hold(&self.whole, buffer);
-            let can = u8::from(held.is_ok());
-            let theirs = self.whole.swap(can, to, (tag + PAYLOAD, tag + RECEIVER_CAN))?;
-            if let (Ok(held), 1) = (&held, theirs) {
-                let region = held.memory.region(0..held.memory.len()).map_err(|e| self.lent(&e))?;
-                return self.whole.send_on_device::<T>(region, to, tag + PAYLOAD);
-            }
-            not_held(held.err());
+        if let Some(held) = self.held_by_both(buffer, to, (tag + PAYLOAD, tag + RECEIVER_CAN))? {
+            let region = self.region(&held, 0..held.memory.len())?;
+            return self.whole.send_on_device::<T>(region, to, tag + PAYLOAD);
         }
         if buffer.len() * size_of::<T>() > PIECE_BYTES {
             self.whole.send(&[buffer.len() as u64; HEAD_NUMBERS], to, tag + PAYLOAD)?;
@@ -352,17 +351,10 @@ impl Hierarchy {
     }
 
     fn recv_between<T: Element>(&self, buffer: &mut DeviceBuffer<T>, from: u32, tag: u32) -> Result<()> {
-        let tag = tag * TAGS;
-        if self.ways.to(from).is_ok() && buffer.len() * size_of::<T>() >= STRAIGHT_FROM_BYTES {
-            let held = hold(&self.whole, buffer);
-            let can = u8::from(held.is_ok());
-            let theirs = self.whole.swap(can, from, (tag + RECEIVER_CAN, tag + PAYLOAD))?;
-            if let (Ok(held), 1) = (&held, theirs) {
-                let region = held.memory.region(0..held.memory.len()).map_err(|e| self.lent(&e))?;
-                self.whole.recv_on_device::<T>(region, from, tag + PAYLOAD)?;
-                return self.arrived();
-            }
-            not_held(held.err());
+        if let Some(held) = self.held_by_both(buffer, from, (tag + RECEIVER_CAN, tag + PAYLOAD))? {
+            let region = self.region(&held, 0..held.memory.len())?;
+            self.whole.recv_on_device::<T>(region, from, tag + PAYLOAD)?;
+            return self.arrived();
         }
         if buffer.len() * size_of::<T>() > PIECE_BYTES {
             let mut head = [0u64; HEAD_NUMBERS];
@@ -387,8 +379,9 @@ impl Hierarchy {
         self.inside.context().see_writes_of_others().map_err(|error| self.failed(&error))
     }
 
-    fn lent(&self, error: &ringway_dataplane::memory::LendError) -> CollectiveError {
-        self.inside.shared.by_words(&error.to_string(), None)
+    /// Bytes of a buffer, to be lent.
+    fn region(&self, held: &Held<'_>, bytes: Range<usize>) -> Result<Region> {
+        held.memory.region(bytes).map_err(|error| self.inside.shared.by_words(&error.to_string(), None))
     }
 }
 
@@ -414,13 +407,6 @@ fn as_called(error: CollectiveError, call: Call) -> CollectiveError {
             evidence,
         } => CollectiveError::Lost { who, during: During::Call(call), kind, evidence },
         other => other,
-    }
-}
-
-/// A buffer that others could have had straight is staged.
-fn not_held(why: Option<String>) {
-    if let Some(why) = why {
-        tracing::warn!("memory of a GPU is staged through the host's: {why}");
     }
 }
 

@@ -138,6 +138,19 @@ pub(super) fn hold<'a, T: Element>(
     Ok(Held { comm, memory })
 }
 
+/// As [`hold`], where all who take part in a call can: `agree` tells them whether this one can, and answers whether all do.
+/// `None`: the call is staged.
+pub(super) fn hold_together<'a, T: Element>(
+    comm: &'a Communicator,
+    buffer: &'a DeviceBuffer<T>,
+    agree: impl FnOnce(bool) -> Result<bool, CollectiveError>,
+) -> Result<Option<Held<'a>>, CollectiveError> {
+    let held = hold(comm, buffer);
+    let all = agree(held.is_ok())?;
+    let held = held.inspect_err(|why| tracing::warn!("memory of a GPU is staged through the host's: {why}"));
+    Ok(held.ok().filter(|_| all))
+}
+
 /// Whether all ranks of `comm` can, if this one `can`: each says so before a call.
 pub(super) fn agree(comm: &Communicator, can: bool) -> Result<bool, CollectiveError> {
     let mut all = [u8::from(can)];
