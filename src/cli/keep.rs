@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::value_parser;
 use rustix::process::Signal;
 
+use super::run::MAX_WORLD_RANKS;
 use super::say;
 use super::serve::{ServeCommandError, reload, resolve, say_farewell};
 use super::signals::Signals;
@@ -29,7 +31,7 @@ const NAME: &str = "job";
 #[derive(clap::Args)]
 pub(super) struct KeepArgs {
     /// Serve the coordination of a job of this many ranks, and nothing else
-    #[arg(long, value_name = "N", conflicts_with_all = ["cluster", "job", "task"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["cluster", "job", "task"], value_parser = value_parser!(u32).range(1..=MAX_WORLD_RANKS))]
     ranks: Option<u32>,
     /// Keep members, keys and barriers in this file, so that the service can be started again
     #[arg(long, value_name = "FILE", requires = "ranks")]

@@ -1,6 +1,6 @@
 //! `ringway serve`: one task of a described cluster: coordination, and a worker that runs graphs.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use super::say;
 use super::security::SecurityArgs;
 use super::signals::Signals;
 use ringway::log::LogError;
-use ringway_control::launch::cluster::{Cluster, ClusterError};
+use ringway_control::launch::cluster::{CLUSTER_LIMIT_BYTES, Cluster, ClusterError};
 use ringway_control::rpc::serve::ServeError;
 use ringway_control::rpc::tls::TlsError;
 use ringway_control::runtime::task::{Task, TaskError};
@@ -241,7 +241,12 @@ fn read_cluster(given: &str) -> Result<String, ServeCommandError> {
     if given.trim_start().starts_with('{') {
         return Ok(given.to_owned());
     }
-    std::fs::read_to_string(given).map_err(|source| ServeCommandError::File { path: given.into(), source })
+    let read = || {
+        let mut text = String::new();
+        std::fs::File::open(given)?.take(CLUSTER_LIMIT_BYTES as u64 + 1).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    read().map_err(|source| ServeCommandError::File { path: given.into(), source })
 }
 
 pub(super) fn resolve(host: &HostPort) -> Result<SocketAddr, ServeCommandError> {

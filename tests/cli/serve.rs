@@ -77,11 +77,14 @@ fn what_cannot_be_served_is_explained() {
         (r#"{"worker": ["no.such.host.invalid:1"]}"#, "worker", "0", "give --bind"),
         (r#"{"worker": ["203.0.113.7:1111"]}"#, "worker", "0", "whoever reaches that port could take part"),
         ("/no/such/file", "worker", "0", "/no/such/file"),
+        ("/dev/zero", "worker", "0", "longer than 16777216 bytes"),
     ] {
         let end = Run::start(ringway(&["serve", "--cluster", cluster, "--job", job, "--task", task])).end();
         assert_eq!(end.code(), 125, "{cluster}");
         assert!(end.stderr.contains(said), "{cluster}: {}", end.stderr);
     }
+    let end = Run::start(ringway(&["serve", "--ranks", "0", "--bind", "127.0.0.1:1"])).end();
+    assert!(end.stderr.contains("0 is not in 1..="), "{}", end.stderr);
     let elsewhere = r#"{"worker": ["203.0.113.7:1111"]}"#;
     let arguments = ["serve", "--cluster", elsewhere, "--job", "worker", "--task", "0", "--insecure"];
     let end = Run::start(ringway(&arguments)).end();

@@ -16,6 +16,8 @@ use crate::settings::HostPort;
 
 /// The most tasks that a cluster may have.
 pub const MAX_TASKS: usize = 65_536;
+/// The longest description, in bytes: [`MAX_TASKS`] tasks with long names fit.
+pub const CLUSTER_LIMIT_BYTES: usize = 16 << 20;
 
 /// Jobs in the order in which they were given, with the addresses of their tasks by index.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -33,6 +35,15 @@ pub enum ClusterError {
     Json {
         /// What the parser says, with line and column.
         message: String,
+    },
+    /// Longer than [`CLUSTER_LIMIT_BYTES`].
+    #[error("longer than {CLUSTER_LIMIT_BYTES} bytes, which is no description of a cluster")]
+    Long,
+    /// A name that no task can have: devices are named by it, `/job:worker/task:0`.
+    #[error("a job cannot be called {job:?}: begin with a letter, and go on with letters, digits and _")]
+    JobName {
+        /// The name.
+        job: String,
     },
     /// JSON of another shape.
     #[error("{at} is {found}, and should be {expected}")]
@@ -100,7 +111,7 @@ pub enum ClusterError {
     #[error("the cluster has more than {MAX_TASKS} tasks")]
     TooMany,
     /// The task that was asked for is not in the cluster.
-    #[error("the cluster has no task {job}:{index}; it has {known}")]
+    #[error("the cluster has no task {job}:{index}; it has {}", if .known.is_empty() { "none at all" } else { .known.as_str() })]
     NoSuchTask {
         /// The job asked for.
         job: String,
@@ -117,6 +128,9 @@ impl Cluster {
     /// # Errors
     /// See [`ClusterError`].
     pub fn parse(json: &str) -> Result<Self, ClusterError> {
+        if json.len() > CLUSTER_LIMIT_BYTES {
+            return Err(ClusterError::Long);
+        }
         let node = parse(json)?;
         match &node {
             Node::Object(fields) => match field(fields, "cluster") {
@@ -149,13 +163,17 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// I2, and that no job is given twice (I1).
+    /// I2, that no job is given twice (I1), and that names are TensorFlow's.
     fn check(&self) -> Result<(), ClusterError> {
         if self.jobs.iter().map(|(_, tasks)| tasks.len()).sum::<usize>() > MAX_TASKS {
             return Err(ClusterError::TooMany);
         }
         let mut owners = BTreeMap::new();
         for (i, (job, tasks)) in self.jobs.iter().enumerate() {
+            let plain = job.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            if !plain || !job.starts_with(|c: char| c.is_ascii_alphabetic()) {
+                return Err(ClusterError::JobName { job: job.clone() });
+            }
             if self.jobs[..i].iter().any(|(other, _)| other == job) {
                 return Err(ClusterError::DuplicateJob { job: job.clone() });
             }
@@ -495,6 +513,13 @@ mod tests {
         assert!(error(r#"{"worker": {"-1": "a:1"}}"#).contains("a task number from 0"));
         assert!(error(r#"{"worker": true}"#).contains("a value of another type"));
         assert!(error(r#"{"job": [{"tasks": {}}]}"#).contains("the name of an item of job is missing"));
+        for name in ["wo/rker", "", "1st", "a-b", "w:0", "über"] {
+            let said = error(&format!(r#"{{"{name}": ["a:1"]}}"#));
+            assert!(said.starts_with(&format!("a job cannot be called {name:?}")), "{said}");
+        }
+        let none = Cluster::parse("{}").unwrap().address("worker", 0).unwrap_err().to_string();
+        assert_eq!(none, "the cluster has no task worker:0; it has none at all");
+        assert!(error(&" ".repeat(CLUSTER_LIMIT_BYTES + 1)).starts_with("longer than"));
         let deep = "[".repeat(100_000);
         assert!(error(&deep).starts_with("not valid JSON"), "deep nesting is refused, not a crash");
     }

@@ -11,6 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ringway_dataplane::transport::limits::own_limit;
 use rustix::process::{Pid, test_kill_process};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
@@ -39,16 +40,23 @@ pub enum SocketError {
         path: PathBuf,
     },
     /// The system refused.
-    #[error(
-        "cannot listen at {path}: {source}; set RINGWAY_RUNTIME_DIR to a folder with a short name that this user may write \
-         to, or RINGWAY_STATUS_SOCKET=off"
-    )]
+    #[error("cannot listen at {path}: {}", advice(source))]
     System {
         /// The socket's file or folder.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// What the system said, and what to do about it: another folder helps against no limit of this process.
+fn advice(source: &io::Error) -> String {
+    own_limit(source).unwrap_or_else(|| {
+        format!(
+            "{source}; set RINGWAY_RUNTIME_DIR to a folder with a short name that this user may write to, or \
+             RINGWAY_STATUS_SOCKET=off"
+        )
+    })
 }
 
 /// A socket that listens; its file goes with it.
@@ -203,6 +211,17 @@ mod tests {
 
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn another_folder_is_advised_where_it_helps() {
+        let words = |errno: rustix::io::Errno| {
+            SocketError::System { path: "/x".into(), source: errno.into() }.to_string()
+        };
+        let full = words(rustix::io::Errno::MFILE);
+        assert!(full.contains("ulimit -n") && !full.contains("RINGWAY_RUNTIME_DIR"), "{full}");
+        let denied = words(rustix::io::Errno::ACCESS);
+        assert!(denied.contains("RINGWAY_RUNTIME_DIR") && !denied.contains("ulimit"), "{denied}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ const DEFAULT_GRACE_MS: u64 = 2000;
 /// The most ranks that one host is asked to run.
 const MAX_LOCAL_RANKS: i64 = 1024;
 /// The most ranks of an elastic job, wherever they run.
-const MAX_WORLD_RANKS: i64 = 1 << 20;
+pub(super) const MAX_WORLD_RANKS: i64 = 1 << 20;
 
 /// What is passed on to the ranks, and whether it asks them to end.
 const FORWARDED: [(Signal, bool); 6] = [
