@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -33,8 +33,25 @@ pub(crate) fn lines(pipe: impl std::io::Read + Send + 'static) -> Receiver<Strin
     receiver
 }
 
+/// Has processes that are started from here begin with their interrupts as the system has them, though this one was told to
+/// ignore its own, as a shell tells what it runs in the background: what is caught is reset when a program begins, what is
+/// ignored stays so.
+fn pass_interrupts_on() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    for signal in [Signal::INT, Signal::QUIT] {
+        if mask & 1 << (signal.as_raw() - 1) != 0 {
+            // Nobody looks at the flag: here it stays ignored.
+            signal_hook::flag::register(signal.as_raw(), Arc::default()).expect("the signal may be caught");
+        }
+    }
+}
+
 /// A program in an environment without settings that would change what is tested.
 pub(crate) fn command(program: &str) -> Command {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(pass_interrupts_on);
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("RINGWAY_") {
