@@ -27,7 +27,7 @@ const PROVEN_BYTES: usize = HELLO_BYTES - PROOF_BYTES;
 /// Role of whoever says a hello: both sides have the same, and name each other.
 const SPEAKER: &str = "ringway rdma hello";
 /// Version of this protocol. Both sides must have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// What every hello begins with.
 pub const MAGIC: [u8; 4] = *b"RWRD";
 /// Pause before a hello is repeated the first time; it doubles each time.

@@ -32,6 +32,8 @@ pub(super) struct Channel {
     pub(super) stage: Stage,
     /// When something was heard last, or asked for.
     pub(super) sign_ms: u64,
+    /// Since when announcements are kept back, as far as a look has found.
+    pub(super) unsaid_ms: Option<u64>,
     /// Since when operations that were taken back wait for the peer.
     pub(super) withdrawing_ms: Option<u64>,
 }
@@ -113,6 +115,7 @@ impl RdmaTransport {
                 notes: VecDeque::new(),
                 stage: Stage::None,
                 sign_ms: now_ms,
+                unsaid_ms: None,
                 withdrawing_ms: None,
             })
         });

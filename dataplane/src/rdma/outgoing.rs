@@ -6,6 +6,10 @@ use super::transport::RdmaTransport;
 use crate::transport::matching::Matcher;
 use crate::transport::{Cause, Stamp, Tag};
 
+/// How long the announcement of a large message is kept back. The receiver of one that is on time asks for it by itself, and a
+/// late one does not come sooner for having heard of it, but has a message more to take in; it tells of mismatches alone.
+pub(super) const ANNOUNCE_MS: u64 = 10;
+
 /// How much goes out. A device may take as long to accept a large write as to carry it out (soft-RoCE sends all of its
 /// packets meanwhile), and the receive that the caller posts next would be announced after it: so a post says the small
 /// things alone, and a poll writes.
@@ -27,12 +31,16 @@ impl RdmaTransport {
         }
     }
 
-    /// Has what is kept back of large messages said (see [`crate::transport::matching`]): nobody has asked for them while
-    /// this side looked.
+    /// Has what is kept back of large messages said (see [`crate::transport::matching`]), where nobody has asked for it for
+    /// [`ANNOUNCE_MS`].
     pub(super) fn announce(&mut self) {
+        let now_ms = self.now_ms;
         for at in 0..self.links.len() as u32 {
-            let channel = self.links[at as usize].channel.as_deref_mut();
-            if let Some(channel) = channel.filter(|channel| channel.matcher.has_unsaid()) {
+            let Some(channel) = self.links[at as usize].channel.as_deref_mut() else { continue };
+            if !channel.matcher.has_unsaid() {
+                channel.unsaid_ms = None;
+            } else if now_ms >= *channel.unsaid_ms.get_or_insert(now_ms) + ANNOUNCE_MS {
+                channel.unsaid_ms = None;
                 channel.matcher.announce();
                 self.soil(at);
             }

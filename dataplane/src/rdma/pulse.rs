@@ -6,6 +6,7 @@
 
 use super::connection::Verdict;
 use super::links::{Channel, Stage};
+use super::outgoing::ANNOUNCE_MS;
 use super::transport::RdmaTransport;
 use super::verbs::{AsyncEvent, AsyncEventKind, AsyncSubject};
 use crate::transport::{Cause, CauseKind};
@@ -62,7 +63,7 @@ impl RdmaTransport {
         self.look_at_ports();
     }
 
-    /// When [`Self::feel_pulse`] must come next, if there are connections.
+    /// When [`Self::feel_pulse`] or [`Self::announce`] must come next, if there are connections.
     pub(super) fn pulse_due_ms(&self) -> Option<u64> {
         let channels = self.links.iter().filter_map(|l| l.channel.as_ref());
         let pulses = channels.filter(|c| c.is_up()).map(|c| {
@@ -71,7 +72,8 @@ impl RdmaTransport {
                 Stage::Up(connection) => connection.deadline_ms(self.now_ms),
                 Stage::None | Stage::Meeting(..) => None,
             };
-            pulse_due_ms(c).min(withdrawn).min(failing.unwrap_or(u64::MAX))
+            let unsaid = c.unsaid_ms.map_or(u64::MAX, |since| since + ANNOUNCE_MS);
+            pulse_due_ms(c).min(withdrawn).min(unsaid).min(failing.unwrap_or(u64::MAX))
         });
         pulses.chain(self.down.iter().map(|(_, since)| since + PORT_GRACE_MS)).min()
     }

@@ -270,13 +270,14 @@ impl Rail {
         std::mem::take(&mut self.writes)
     }
 
-    #[inline]
+    // Each kind of request has a copy of it, with nothing left to ask about the kind.
+    #[inline(always)]
     fn post(&mut self, request: &SendRequest<'_>) -> Result<(), Cause> {
         let Some(pair) = &mut self.pair else { return Ok(()) };
         // SAFETY: whoever fills the request promises that its memory stays: the send ring's slots until the message is
         // done (Q2 of `connection`), a lease until the matcher hears that its write is done (M6 of `matching`).
         let posted = unsafe { pair.post_one(request) };
-        posted.map_err(|e| Cause::new(CauseKind::Reset, e.to_string()))
+        posted.map_err(|e| refused(&e))
     }
 
     /// Posts a message out of registered memory.
@@ -383,7 +384,12 @@ impl Rail {
     }
 }
 
-#[inline]
+#[cold]
+fn refused(why: &PostError) -> Cause {
+    Cause::new(CauseKind::Reset, why.to_string())
+}
+
+#[inline(always)]
 fn request(wr_id: u64, op: SendOp, sges: &[Sge], signaled: bool, inline: bool) -> SendRequest<'_> {
     SendRequest { wr_id, op, sges, signaled, inline, fence: false, solicited: false, to: None }
 }

@@ -102,6 +102,7 @@ fn peers_may_be_this_process_itself() {
 mod rails {
     use super::super::choice::{Choice, RdmaConfig};
     use super::super::links::Stage;
+    use super::super::outgoing::ANNOUNCE_MS;
     use super::super::{Config, RdmaTransport};
     use crate::memory::{Pool, Region};
     use crate::transport::seed::Seeded;
@@ -249,6 +250,34 @@ mod rails {
             vec![(0, OpId(90), to, None), (1, OpId(91), word, None), (1, OpId(92), from, None)],
             Vec::new(),
         );
+    }
+
+    #[test]
+    fn a_receiver_that_is_late_is_not_told_what_it_will_ask_for() {
+        let Some(mut two) = two(64) else { return };
+        let first = two.post(&[10]);
+        two.finish(first, Vec::new());
+        let (len, tag, stamp) = (100_000, TAG, Stamp::default());
+        let (mut from, mut to) = (two.pool.region(len).unwrap(), two.pool.region(len).unwrap());
+        let bytes = from.lend_read(0..len).unwrap();
+        let side = &mut two.sides[0];
+        side.post(OpId(90), Op::Send { to: Peer(1), tag, stamp, bytes }).unwrap();
+        let keeps = |side: &RdmaTransport| {
+            side.links[0].channel.as_ref().is_some_and(|channel| channel.matcher.has_unsaid())
+        };
+        let since = side.now_ms;
+        for now_ms in [since, since + 1, since + ANNOUNCE_MS - 1] {
+            side.now_ms = now_ms;
+            side.announce();
+            assert!(keeps(side) && side.dirty.is_empty(), "{} ms", now_ms - since);
+            assert_eq!(side.pulse_due_ms(), Some(since + ANNOUNCE_MS), "a sleeper wakes to say it");
+        }
+        side.now_ms = since + ANNOUNCE_MS;
+        side.announce();
+        assert!(!keeps(side) && !side.dirty.is_empty(), "it may not match");
+        let into = to.lend_write(0..len).unwrap();
+        two.sides[1].post(OpId(91), Op::Recv { from: Peer(0), tag, stamp, into }).unwrap();
+        two.finish(vec![(0, OpId(90), from, None), (1, OpId(91), to, None)], Vec::new());
     }
 
     #[test]

@@ -2,7 +2,10 @@
 //!
 //! A message is a frame's header ([`header`]), whose second byte says how many receives the speaker has posted again,
 //! and what belongs to the frame: the place of a `Cts` ([`PLACE_BYTES`]: address, then a key for each of
-//! [`MAX_RAILS`] devices; nothing where there is none), the payload of an `Eager`, `Data` or `Note`.
+//! [`MAX_RAILS`] devices; nothing where there is none), the payload of a `Data` or `Note`.
+//!
+//! An `Eager` has a header of its own, since most messages are small ones: [`WHOLE_BYTES`] are the first of that header, but
+//! for the kind, which is [`WHOLE`]. The payload follows, and its length is what the device says of the message.
 #![forbid(unsafe_code)]
 
 use crate::transport::matching::header::{self, Whole};
@@ -12,6 +15,10 @@ use crate::transport::matching::{Frame, Kind, MAX_RAILS, Place};
 pub const PLACE_BYTES: usize = 8 + 4 * MAX_RAILS;
 /// Bytes of a message beside its payload.
 pub const OVERHEAD_BYTES: usize = header::BYTES;
+/// Length of the header of a whole message: kind, receives, credit, number, tag, stamp.
+pub const WHOLE_BYTES: usize = 40;
+/// The kind of a whole message.
+pub const WHOLE: u8 = 0x81;
 
 /// A message that no well-behaved peer sends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -86,6 +93,10 @@ impl AboutRail {
 
 /// Writes a message without its payload; returns its length. `into` holds at least a header and a place.
 pub fn encode(frame: &Frame, receives: u8, into: &mut [u8]) -> usize {
+    if frame.kind == Kind::Eager {
+        let Frame { credit, seq, tag, length, .. } = *frame;
+        return encode_whole(&Whole { credit, seq, tag, stamp: &frame.stamp.0, length }, receives, &[], into);
+    }
     let Some((head, rest)) = into.split_first_chunk_mut() else { return 0 };
     header::write(frame, receives, head);
     if frame.kind != Kind::Cts || frame.place.is_none() {
@@ -102,18 +113,27 @@ pub fn encode(frame: &Frame, receives: u8, into: &mut [u8]) -> usize {
 /// Writes a whole small message; returns its length. `into` holds at least a header and the payload.
 #[inline]
 pub fn encode_whole(head: &Whole<'_>, receives: u8, payload: &[u8], into: &mut [u8]) -> usize {
-    let Some((bytes, rest)) = into.split_first_chunk_mut() else { return 0 };
-    header::write_eager(head, receives, bytes);
+    let Some((bytes, rest)) = into.split_first_chunk_mut::<WHOLE_BYTES>() else { return 0 };
+    let first = [WHOLE, receives].map(u64::from);
+    let first = first[0] | first[1] << 8 | u64::from(head.credit) << 16 | u64::from(head.seq) << 32;
+    bytes[..8].copy_from_slice(&first.to_le_bytes());
+    bytes[8..16].copy_from_slice(&head.tag.to_le_bytes());
+    bytes[16..].copy_from_slice(head.stamp);
     rest[..payload.len()].copy_from_slice(payload);
-    header::BYTES + payload.len()
+    WHOLE_BYTES + payload.len()
 }
 
 /// A whole small message: its header, how many receives were posted again, and the payload. `None`: [`decode`] it.
 #[inline]
 pub fn decode_whole(message: &[u8]) -> Option<(Whole<'_>, u8, &[u8])> {
-    let (head, payload) = message.split_first_chunk::<{ header::BYTES }>()?;
-    let whole = header::read_eager(head).filter(|whole| whole.length == payload.len() as u64)?;
-    Some((whole, head[1], payload))
+    let (head, payload) = message.split_first_chunk::<WHOLE_BYTES>()?;
+    let (words, _) = head.as_chunks::<8>();
+    let (first, tag) = (u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1]));
+    let stamp = head[16..].first_chunk()?;
+    (first as u8 == WHOLE).then(|| {
+        let (credit, seq) = ((first >> 16) as u16, (first >> 32) as u32);
+        (Whole { credit, seq, tag, stamp, length: payload.len() as u64 }, (first >> 8) as u8, payload)
+    })
 }
 
 /// Takes back what a message says of receives.
@@ -126,12 +146,16 @@ pub fn forget_receives(message: &mut [u8]) {
 /// # Errors
 /// [`WireError`].
 pub fn decode(message: &[u8]) -> Result<(Frame, u8, &[u8]), WireError> {
+    if let Some((whole, receives, payload)) = decode_whole(message) {
+        return Ok((whole.frame(), receives, payload));
+    }
     let (head, rest) =
         message.split_first_chunk::<{ header::BYTES }>().ok_or(WireError::Short(message.len()))?;
     let receives = head[1];
-    let mut frame = header::read(head).ok_or(WireError::Kind(head[0]))?;
+    let known = header::read(head).filter(|frame| frame.kind != Kind::Eager);
+    let mut frame = known.ok_or(WireError::Kind(head[0]))?;
     let expected = match frame.kind {
-        Kind::Eager | Kind::Data | Kind::Note => frame.length,
+        Kind::Data | Kind::Note => frame.length,
         Kind::Cts if rest.is_empty() => 0,
         Kind::Cts => PLACE_BYTES as u64,
         _ => 0,
@@ -177,16 +201,16 @@ mod tests {
         let n = encode_whole(&whole, 9, b"abc", &mut short);
         let head = encode(&frame, 9, &mut long);
         long[head..head + 3].copy_from_slice(b"abc");
-        assert_eq!((n, short), (head + 3, long));
+        assert_eq!((n, short), (WHOLE_BYTES + 3, long));
         assert_eq!(decode(&short[..n]), Ok((frame, 9, &b"abc"[..])));
         assert_eq!(decode_whole(&short[..n]), Some((whole, 9, &b"abc"[..])));
-        // What is not just so is for the longer way.
-        assert!(decode_whole(&short[..n - 1]).is_none() && decode_whole(&short[..20]).is_none());
-        for byte in [0, 50, 63] {
-            let mut odd = short;
-            odd[byte] ^= 2;
-            assert!(decode_whole(&odd[..n]).is_none(), "byte {byte}");
-        }
+        forget_receives(&mut short);
+        assert_eq!(decode_whole(&short[..n]), Some((whole, 0, &b"abc"[..])));
+        // Neither a part of one, nor the long form of the header, which it never has.
+        assert_eq!(decode(&short[..WHOLE_BYTES - 1]), Err(WireError::Short(WHOLE_BYTES - 1)));
+        let mut odd = [0; header::BYTES + 3];
+        header::write(&frame, 9, odd.first_chunk_mut().unwrap());
+        assert_eq!((decode_whole(&odd), decode(&odd)), (None, Err(WireError::Kind(1))));
     }
 
     #[test]
@@ -215,7 +239,7 @@ mod tests {
             let len = random.below(120) as usize;
             let mut bytes: Vec<u8> = (0..len).map(|_| random.next_u64() as u8).collect();
             if let (Some(kind), true) = (bytes.first_mut(), random.below(2) == 0) {
-                *kind %= 12;
+                *kind = if *kind % 15 == 14 { WHOLE } else { *kind % 15 };
             }
             if let Ok((frame, _, payload)) = decode(&bytes) {
                 assert!(payload.len() as u64 == frame.length || payload.is_empty());

@@ -108,7 +108,7 @@ type PostSend = unsafe extern "C" fn(
     *mut *mut sys::ibv_send_wr,
 ) -> std::ffi::c_int;
 
-#[inline]
+#[inline(always)]
 fn send_wr(request: &SendRequest<'_>, next: *mut sys::ibv_send_wr) -> sys::ibv_send_wr {
     // SAFETY: a request is numbers, null pointers and unions of them, for which all zeros are valid.
     let mut wr: sys::ibv_send_wr = unsafe { zeroed() };
@@ -151,7 +151,7 @@ fn send_wr(request: &SendRequest<'_>, next: *mut sys::ibv_send_wr) -> sys::ibv_s
 ///
 /// # Safety
 /// As [`send`].
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn send_one(
     post: PostSend,
     qp: *mut sys::ibv_qp,

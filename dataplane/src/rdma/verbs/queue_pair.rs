@@ -372,7 +372,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`Self::post_send`]; a datagram queue pair takes none.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_one(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         if self.kind == QueuePairKind::UnreliableDatagram {
             return Err(PostError { call: "ibv_post_send", accepted: 0, errno: libc::EDESTADDRREQ });
