@@ -1,6 +1,7 @@
 //! Elastic jobs: ranks are killed, the others go on with the right sums, and replacements are let in.
 
 use rustix::process::{Pid, Signal, kill_process};
+use std::time::{Duration, Instant};
 
 use crate::process::{End, Folder, Run, example, ringway};
 
@@ -53,6 +54,20 @@ fn kill(member: &Said, signal: Signal) {
     kill_process(Pid::from_raw(member.pid).unwrap(), signal).expect("the rank is there");
 }
 
+/// Descriptors that a process has open.
+fn descriptors(pid: i32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there").count()
+}
+
+/// Waits until a process has no more descriptors than it had: those of the group before it closes by and by.
+fn has_no_more_than(pid: i32, had: usize) {
+    let until = Instant::now() + Duration::from_secs(30);
+    while descriptors(pid) > had {
+        assert!(Instant::now() < until, "process {pid} has {} descriptors, {had} before", descriptors(pid));
+        std::thread::yield_now();
+    }
+}
+
 /// All ranks came to the end with the same total, which each of them has checked.
 fn ended_well(end: &End, ranks: u32) {
     let (done, mut totals): (Vec<&String>, Vec<&str>) =
@@ -65,11 +80,13 @@ fn ended_well(end: &End, ranks: u32) {
 fn survivors_go_on_and_a_replacement_is_let_in() {
     let folder = Folder::new("elastic");
     let stop = folder.path_of("stop");
-    let run = start(&["-n", "3", "--min-ranks", "2", "--restarts", "2"], &stop);
+    let run = start(&["-n", "3", "--min-ranks", "2", "--restarts", "4"], &stop);
     let mut before = generation_of(&run, 3);
     assert_eq!((before[0].generation, before[0].carried), (1, 0));
-    // Rank 0, which has the state that newcomers get, then another.
-    for victim in [0, 2] {
+    // Rank 0, which has the state that newcomers get, then another, and more of them.
+    let (launcher, lasting) = (run.child.id() as i32, before[1].pid);
+    let mut had = None;
+    for victim in [0, 2, 2, 1] {
         kill(&before[victim], Signal::KILL);
         let after = generation_of(&run, 3);
         let survivors: Vec<i32> =
@@ -78,6 +95,10 @@ fn survivors_go_on_and_a_replacement_is_let_in() {
         assert_eq!(first, survivors, "who was there comes first, in the order of before");
         assert!(before.iter().all(|member| member.pid != after[2].pid), "{before:?} {after:?}");
         assert!(after.iter().all(|member| member.carried == 2), "{after:?}");
+        let (by_launcher, by_rank) =
+            *had.get_or_insert_with(|| (descriptors(launcher), descriptors(lasting)));
+        has_no_more_than(launcher, by_launcher);
+        has_no_more_than(lasting, by_rank);
         before = after;
     }
     std::fs::write(&stop, "").unwrap();

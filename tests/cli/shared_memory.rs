@@ -1,6 +1,6 @@
 //! Shared memory between the ranks of a host: when it is used, what is said where it is not, and what is left behind.
 
-use crate::process::{End, Run, ringway};
+use crate::process::{End, Folder, Run, ringway};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn bench(environment: &[(&str, &str)]) -> End {
@@ -50,8 +50,10 @@ fn killed_ranks_leave_nothing_in_shared_memory() {
         let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
         entries.map(|e| e.file_name()).filter(|n| n.to_string_lossy().contains("ringway")).collect()
     };
-    let command =
+    let folder = Folder::new("killed");
+    let mut command =
         ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "1M", "--iters", "1000000", "-w", "1"]);
+    command.env("RINGWAY_RUNTIME_DIR", folder.path_of("sockets")).env("TMPDIR", folder.path_of(""));
     let run = Run::start(command);
     let mut pids = Vec::new();
     while pids.len() < 2 {
@@ -66,4 +68,7 @@ fn killed_ranks_leave_nothing_in_shared_memory() {
     }
     assert_ne!(run.end().code(), 0);
     assert_eq!(files(), Vec::<std::ffi::OsString>::new());
+    // Nor a status socket, which a rank that was killed cannot remove.
+    let left = |at: &str| std::fs::read_dir(folder.path_of(at)).unwrap().count();
+    assert_eq!((left("sockets"), left("")), (0, 1));
 }

@@ -3,8 +3,9 @@
 //! speaks gRPC, so that `ringway status` needs none of the job's credentials on its own host.
 //!
 //! - **K1** The folder is this user's own and nobody else's (mode 0700), and so is the socket (mode 0600).
-//! - **K2** The file goes with the process. What a process left that was killed is removed by the next one: a file is taken
-//!   for such when no process has the number in its name, and nobody answers there.
+//! - **K2** The file goes with the process. What a process left that was killed is removed by `ringway run` that started it, and
+//!   by the next process that listens: a file is taken for such when no process has the number in its name, and nobody answers
+//!   there.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -169,8 +170,8 @@ fn process_of(path: &Path) -> Option<Pid> {
     Pid::from_raw(pid.parse().ok()?)
 }
 
-/// K2
-fn sweep(dir: &Path) {
+/// Removes the sockets of processes that are gone (K2). What cannot be looked at stays.
+pub fn sweep(dir: &Path) {
     for path in all(dir).unwrap_or_default() {
         let gone =
             process_of(&path).is_some_and(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));

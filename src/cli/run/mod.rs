@@ -15,6 +15,7 @@ mod stage;
 use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,7 @@ use ringway_control::rpc::serve::{ServeError, Server};
 use ringway_control::runtime::start_coordinator;
 use ringway_control::settings::{Family, HostPort, Settings, SettingsError};
 use ringway_control::window::WindowConfig;
+use ringway_control::window::socket::sweep;
 use ringway_dataplane::transport::limits::in_words;
 use ringway_topology::TaskId;
 pub(crate) use stage::Stage;
@@ -217,7 +219,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
     let plan = Plan { program, ranks: args.ranks, limits, tag, job: &job, options: &options, coordinator };
     let mut ranks = Ranks::start(&plan)?;
     let mut outputs = Vec::new();
-    let notice = Notice { coordinator: server.as_ref(), grace: settings.preemption_grace };
+    let sockets = settings.status.socket.then_some(settings.status.runtime_dir.as_path());
+    let notice = Notice { coordinator: server.as_ref(), grace: settings.preemption_grace, sockets };
     let code = wait_for_ranks(args, &plan, (&mut ranks, &mut outputs), notice, &mut signals);
     for output in outputs {
         output.finish();
@@ -225,14 +228,26 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, RunError> {
     Ok(ExitCode::from(code.map_err(system("wait for the ranks"))?))
 }
 
-/// Whom the launcher tells that all of the run is about to be taken away.
+/// Whom the launcher tells what becomes of its ranks, and what it does for those that are gone.
 #[derive(Clone, Copy)]
 struct Notice<'a> {
     coordinator: Option<&'a Server>,
     grace: Duration,
+    /// The folder of status sockets, where ranks have such.
+    sockets: Option<&'a Path>,
 }
 
 impl Notice<'_> {
+    /// Tells the others that a rank has ended, and removes what it could not remove itself.
+    fn ended(self, failure: Failure, ranks: u32) {
+        if let Some(coordinator) = self.coordinator {
+            tell_others(failure, ranks, coordinator);
+        }
+        if let Some(dir) = self.sockets.filter(|_| !failure.outcome.is_success()) {
+            sweep(dir);
+        }
+    }
+
     /// Before the signal is passed on: tasks elsewhere hear of it, too.
     fn preempted(self) {
         if let Some(coordinator) = self.coordinator {
@@ -258,9 +273,7 @@ fn wait_for_ranks(
         read_streams(ranks, outputs)?;
         for (rank, pid, outcome) in ranks.reap()? {
             let failure = Failure { rank, pid, outcome };
-            if let Some(coordinator) = coordinator {
-                tell_others(failure, args.ranks, coordinator);
-            }
+            notice.ended(failure, args.ranks);
             let elastic = elastic.as_mut().filter(|_| ending.is_open());
             let fate = elastic.and_then(|elastic| elastic.ended(outcome, ranks.running()));
             if !go_on(fate, failure, plan, ranks)? {
