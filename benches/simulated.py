@@ -30,10 +30,11 @@ def main():
         with tempfile.NamedTemporaryFile(suffix=".txt") as file:
             # The costs of links are those between two ranks that have a core each.
             run([args.ringway, "tune", "-n", "2", "--sizes", "8", "-o", file.name], **env)
-            costs = [line for line in open(file.name) if line.startswith(("ringway-tuning", "link"))]
+            costs = [line for line in open(file.name) if line.startswith(("ringway-tuning", "link", "width"))]
             with open(file.name, "w") as out:
                 out.writelines(costs)
-            print("# " + next(line.strip() for line in costs if "inside" in line))
+            for line in costs[1:]:
+                print("# " + line.strip())
             measured = {}
             for _ in range(args.rounds):
                 table = run([args.ringway, "bench", "all-reduce", "-n", ranks, "--csv", "--budget-ms", "60",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """plot.py FILES.. [--op OP] [--ranks N] [--out DIR] [--near NS]: SVG plots of run-peers.sh's CSV, by Python alone.
 
-One file per transport, number of ranks and operation: the time of the best round over the size, on logarithmic scales.
+One file per transport (with the congestion control that was asked for), number of ranks and operation: the time of the best round over the size, on logarithmic scales.
 Ringway is the thick line. --near keeps runs beside which a cache line passed between two CPUs within NS nanoseconds.
 """
 import argparse, collections, csv, html, math, os
@@ -25,8 +25,9 @@ def rows(files, near):
                 if near is not None and handoffs and max(handoffs) > near:
                     continue
                 kind = next((k for k in ("netns", "shm", "tcp") if k in transport), transport)
-                variant = transport.replace(kind, "").strip("-")
-                found[kind, ranks, op][f"{peer} {variant}".strip()][size].append(us)
+                cc = next((c for c in ("cubic", "reno", "bbr") if transport.endswith("-" + c)), "")
+                variant = transport.replace(kind, "").removesuffix(cc).strip("-")
+                found[f"{kind}-{cc}".strip("-"), ranks, op][f"{peer} {variant}".strip()][size].append(us)
     return found
 
 

@@ -27,12 +27,13 @@
 #     Rounds are interleaved: every peer once, then the next round in another order.
 #     --wait-quiet S: before each run wait up to S seconds for a second in which the rest of the machine
 #     uses under 15 % of one core (others' load during the run is in the column others_pct anyway).
-#     --bind: the ranks of every peer but Gloo are bound to cores, by the peer's own means. Without it Open MPI and
-#     Intel MPI bind theirs as long as there are enough cores, and nobody else does.
+#     --bind: the ranks of every peer but Gloo are bound to cores, by the peer's own means; in namespaces everybody's, by
+#     taskset. Without it Open MPI and Intel MPI bind theirs as long as there are enough cores, and nobody else does.
 #     --near NS: make each run while a cache line passes between the first two CPUs within NS nanoseconds (handoff.c):
 #     wait up to 20 s for such a moment, and run again, up to 4 times, if it was over before the run was. On a virtual
 #     machine whose CPUs move about on the host, all peers' times depend on it.
-# Ringway itself is the peers ringway-tcp and ringway-shm, by the program at $RINGWAY (default: target/release/ringway here).
+# Ringway itself is the peers ringway-tcp, ringway-shm, ringway-plain-shm (buffers of malloc, not of comm.alloc) and ringway-netns,
+# by the program at $RINGWAY (default: target/release/ringway here).
 # Output: the CSV of bench_mpi.c, with the handoff in ns before and after the run, on stdout; remarks start with '#'.
 # stderr of the peers goes to $PEERS_LOG (default: $PEERS_HOME/log).
 set -u
@@ -48,9 +49,9 @@ NS=${PEERS_NS:-pb}                                # prefix of the network namesp
 TCPCC=${PEERS_CC:-}
 NET=10.77.0                                       # addresses inside those namespaces only
 
-SHM="openmpi4-shm openmpi5-shm openmpi4-ucx-shm openmpi5-ucx-shm mpich4-shm mpich5-shm mpich5-ofi-shm impi-shm oneccl-shm ringway-shm"
+SHM="openmpi4-shm openmpi5-shm openmpi4-ucx-shm openmpi5-ucx-shm mpich4-shm mpich5-shm mpich5-ofi-shm impi-shm oneccl-shm ringway-shm ringway-plain-shm"
 TCP="ringway-tcp openmpi4-tcp openmpi5-tcp openmpi4-ucx-tcp openmpi5-ucx-tcp openmpi5-ofi-tcp mpich4-tcp mpich5-ucx-tcp mpich5-ofi-tcp mpich5-ofi-sockets impi-tcp oneccl-tcp gloo-tcp gloo-cpp-tcp gloo-native-tcp"
-NETNS="openmpi4-netns openmpi5-netns openmpi4-ucx-netns openmpi5-ucx-netns mpich4-netns mpich5-ucx-netns mpich5-ofi-netns impi-netns gloo-netns gloo-cpp-netns"
+NETNS="ringway-netns openmpi4-netns openmpi5-netns openmpi4-ucx-netns openmpi5-ucx-netns mpich4-netns mpich5-ucx-netns mpich5-ofi-netns impi-netns gloo-netns gloo-cpp-netns"
 
 setup() {
     mkdir -p "$B" "$PEERS_LOG"
@@ -62,6 +63,7 @@ build() {
     mkdir -p "$B" "$PEERS_LOG"; cd "$HERE" || return 1
     local I L
     gcc $CFLAGS -o "$B/handoff" handoff.c
+    gcc $CFLAGS -o "$B/bounds" bounds.c
     command -v mpicc.openmpi >/dev/null && mpicc.openmpi $CFLAGS -o "$B/openmpi4" bench_mpi.c
     command -v mpicc.mpich >/dev/null && mpicc.mpich $CFLAGS -o "$B/mpich4" bench_mpi.c
     [ -x "$(V ompi5)/bin/mpicc" ] && "$(V ompi5)/bin/mpicc" $CFLAGS -o "$B/openmpi5" bench_mpi.c
@@ -111,6 +113,8 @@ cmd() {
     impi-shm)           CMD=("${IM[@]}" -genv I_MPI_FABRICS shm "$B/impi");;
     oneccl-shm)         CMD=("$(V oneccl)/bin/mpiexec" -n "$n" -genv I_MPI_FABRICS shm "$B/oneccl");;
     ringway-shm)        CMD=(env RINGWAY_NET=shm ${BIND:+RINGWAY_PIN=spread} "$HERE/bench_ringway.py" "$RINGWAY" "$n");;
+    ringway-plain-shm)  CMD=(env RINGWAY_NET=shm ${BIND:+RINGWAY_PIN=spread} "$HERE/bench_ringway.py" "$RINGWAY" "$n" --plain);;
+    ringway-netns)      CMD=(env RINGWAY_NET=tcp "$HERE/bench_ringway.py" "$RINGWAY" "$n" --wrap "$HERE/ns-agent.sh --rank {rank}" --master $NET.1:29556);;
     ringway-tcp)        CMD=(env RINGWAY_NET=tcp ${BIND:+RINGWAY_PIN=spread} "$HERE/bench_ringway.py" "$RINGWAY" "$n");;
     openmpi4-tcp)       CMD=("${O4[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo "$B/openmpi4");;
     openmpi5-tcp)       CMD=("${O5[@]}" --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo "$B/openmpi5");;
@@ -212,7 +216,7 @@ done
 mkdir -p "$PEERS_LOG"
 list=
 for p in ${PEERS//,/ }; do case $p in shm) list+=" $SHM";; tcp) list+=" $TCP";; netns) list+=" $NETNS";; all) list+=" $SHM $TCP $NETNS";; *) list+=" $p";; esac; done
-export PEERS_NS=$NS
+export PEERS_NS=$NS PEERS_BIND=$BIND
 case $list in
 *netns*) netns_down; netns_up 4 && lo_up || exit 1; trap netns_down EXIT;;
 *openmpi5-ucx-tcp*|*mpich5-ucx-tcp*) netns_down; lo_up || exit 1; trap netns_down EXIT;;

@@ -3,7 +3,7 @@
 
 use ringway::{Settings, SettingsError};
 use ringway_collectives::schedule::simulate::{
-    Network, Place, Price, Resource, SharedCores, Workload, price,
+    Network, Place, Price, Resource, SharedCores, Workload, distinct_ranks, price,
 };
 use ringway_collectives::schedule::{
     Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Schedule, Tuning, TuningError,
@@ -18,8 +18,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The most messages (of all ranks and slices) that are simulated one by one.
+/// The most messages (of all slices, and of all ranks that do not do the same) that are simulated one by one.
 const MOST_MESSAGES: u64 = 4_000_000;
+/// The most steps of a rank whose peers are counted.
+const MOST_STEPS: u64 = 100_000;
 /// Rounds of slices in flight after which a run is in its stride, for what is extended from there.
 const STRIDES: [u32; 2] = [3, 6];
 
@@ -35,7 +37,8 @@ Ranks stand host by host. --topology is a file in the form of Slurm's topology.c
 ranks are then visited switch by switch, and --uplink is how much the links between switches carry. Costs of links are
 those that are chosen by without a measurement, or those of a file of ringway tune.
 
-Column by: simulated, every message of every slice; extended, several slices were simulated and the rest goes on at the pace
+Column by: simulated, every message of every slice (of ranks that do the same on hosts that are alike, those of one host for
+all); extended, several slices were simulated and the rest goes on at the pace
 of the last; formula, too many messages even for that.")]
 pub(crate) struct Args {
     /// Ranks
@@ -268,9 +271,13 @@ impl Machine {
             None => (estimate.slice_bytes, estimate.slices_in_flight),
         };
         let schedule = self.group.schedule(args.collective, algorithm, 0)?;
-        let messages = messages(&schedule);
+        let distinct = distinct_ranks(&schedule, &self.network);
+        let messages = messages(&schedule, distinct);
         let work = Workload { bytes, slice_bytes, slices_in_flight };
-        let found = self.time(&schedule, args.collective, &work, messages, &estimate);
+        // Large vectors lie in memory, small ones in caches.
+        let costs = self.tuning.as_ref().map_or(self.costs, |tuning| tuning.costs_of(bytes));
+        let network = Network { inside: costs.inside, ..self.network.clone() };
+        let found = self.time((&schedule, &network), args.collective, &work, messages, &estimate);
         let load = found.price.as_ref().and_then(Price::busiest);
         let interface = found.price.as_ref().and_then(|price| {
             let out = price.loads.iter().filter(|load| matches!(load.resource, Resource::HostOut(_)));
@@ -289,7 +296,7 @@ impl Machine {
             algbw_gb_s: if found.time_us > 0.0 { bytes as f64 / found.time_us / 1e3 } else { 0.0 },
             slice_bytes,
             slices_in_flight,
-            peers: (messages <= MOST_MESSAGES).then(|| peers(&schedule)),
+            peers: (u64::from(schedule.steps(0)) <= MOST_STEPS).then(|| peers(&schedule)),
             busiest: load.map(|load| name(load.resource)),
             busiest_share: load.map(|load| load.busy_us / found.simulated_us.max(1e-9)),
             busiest_bytes: load.map(|load| load.bytes * found.scale),
@@ -300,7 +307,7 @@ impl Machine {
     /// The time of a schedule, as exactly as its number of messages allows.
     fn time(
         &self,
-        schedule: &Arranged,
+        (schedule, network): (&Arranged, &Network),
         collective: Collective,
         work: &Workload,
         messages: u64,
@@ -313,7 +320,7 @@ impl Machine {
             let share = slices_run as f64 / slices as f64;
             let bytes = (work.bytes as f64 * share).ceil() as u64;
             // Chunks of a part have as many bytes in each slice as those of the whole.
-            price(schedule, collective, &self.network, &Workload { bytes, ..*work }).ok()
+            price(schedule, collective, network, &Workload { bytes, ..*work }).ok()
         };
         if messages.saturating_mul(slices) <= MOST_MESSAGES {
             let Some(price) = simulated(slices) else { return by_formula };
@@ -379,10 +386,10 @@ fn laid_out(args: &Args) -> Result<(Vec<Location>, Vec<Place>), SimulateError> {
     Ok((locations, places))
 }
 
-/// Messages of one slice, over all ranks.
-fn messages(schedule: &Arranged) -> u64 {
-    let steps: u64 = (0..schedule.ranks()).map(|rank| u64::from(schedule.steps(rank))).sum();
-    steps / 2
+/// Messages of one slice, over the first `ranks`, which stand for all.
+fn messages(schedule: &Arranged, ranks: u32) -> u64 {
+    let steps: u64 = (0..ranks).map(|rank| u64::from(schedule.steps(rank))).sum();
+    steps.div_ceil(2)
 }
 
 /// Slices that the work is cut into.

@@ -26,6 +26,10 @@ macro_rules! any_schedule {
                 match self { $(AnySchedule::$name(s) => s.gathers()),* }
             }
 
+            fn symmetry(&self) -> Option<Symmetry> {
+                match self { $(AnySchedule::$name(s) => s.symmetry()),* }
+            }
+
             #[inline]
             fn step(&self, rank: Rank, index: u32) -> Option<Step> {
                 match self { $(AnySchedule::$name(s) => s.step(rank, index)),* }

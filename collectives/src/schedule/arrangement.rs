@@ -11,6 +11,7 @@ use super::any::AnySchedule;
 use super::hierarchical::{LaneAllReduce, LeaderSchedule};
 use super::runs::Runs;
 use super::step::{Rank, Schedule, Span, Step};
+use super::symmetry::Symmetry;
 use std::sync::Arc;
 
 /// How the ranks of a group lie.
@@ -255,6 +256,11 @@ impl Schedule for Arranged {
 
     fn gathers(&self) -> bool {
         self.schedule.gathers()
+    }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        // Of ranks that stand in another order, positions are alike.
+        self.schedule.symmetry().filter(|_| self.order.is_none())
     }
 
     fn steps(&self, rank: Rank) -> u32 {

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::step::{Rank, Schedule, Span, Step};
+use super::symmetry::Symmetry;
 
 /// Barrier in `ceil(log2 ranks)` rounds for any number of ranks, over one chunk that holds no bytes. Its messages are
 /// `Reduce` steps, whose receives need not wait for sends, so that it finishes without buffering; the hazards of the
@@ -36,5 +37,9 @@ impl Schedule for DisseminationBarrier {
         } else {
             Step::Reduce { from: (rank + n - distance) % n, span: Span::one(0) }
         })
+    }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        Some(Symmetry::Turn { period: 1 })
     }
 }

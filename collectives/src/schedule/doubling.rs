@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::step::{Rank, Schedule, Span, Step};
+use super::symmetry::Symmetry;
 
 /// Ranks folded so that a power of two of them stays active: of the first `2 * extra` ranks each odd one hands its
 /// data to the even one below it. Neighbours are folded so that every active rank stands for a run of ranks (I6).
@@ -100,6 +101,10 @@ impl Schedule for DoublingAllReduce {
             }
         })
     }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        self.ranks.is_power_of_two().then_some(Symmetry::Swap { period: 1 })
+    }
 }
 
 /// All-gather: in round `i` partners at distance `2^i` exchange the `2^i` chunks that each holds.
@@ -131,5 +136,9 @@ impl Schedule for DoublingAllGather {
         } else {
             Step::Recv { from: peer, span: block(peer) }
         })
+    }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        self.ranks.is_power_of_two().then_some(Symmetry::Swap { period: 1 })
     }
 }

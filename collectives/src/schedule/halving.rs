@@ -7,6 +7,7 @@
 
 use super::doubling::Fold;
 use super::step::{Rank, Schedule, Span, Step};
+use super::symmetry::Symmetry;
 
 /// All-reduce as reduce-scatter by vector halving and distance doubling, then the same way back as all-gather, over
 /// `2^k` near-equal chunks. Partners are nearest while messages are largest, and combines join neighbouring runs of
@@ -57,6 +58,10 @@ impl Schedule for HalvingAllReduce {
             }
         })
     }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        self.ranks.is_power_of_two().then_some(Symmetry::Swap { period: 1 })
+    }
 }
 
 /// Reduce-scatter by recursive halving: in each round a rank sends the half that it will not own to its partner half
@@ -89,5 +94,9 @@ impl Schedule for HalvingReduceScatter {
         } else {
             Step::Reduce { from: peer, span: block(rank) }
         })
+    }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        self.ranks.is_power_of_two().then_some(Symmetry::Swap { period: 1 })
     }
 }

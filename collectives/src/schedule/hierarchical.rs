@@ -14,6 +14,7 @@ use super::any::AnySchedule;
 use super::ring;
 use super::runs::{Run, Runs};
 use super::step::{Rank, Schedule, Span, Step};
+use super::symmetry::Symmetry;
 use super::tree::Node;
 
 /// A step with other names for its peer and its span.
@@ -140,6 +141,11 @@ fn blocks_of(runs: &Runs, first: u32, count: u32) -> Span {
     Span::new(begin.first, last.first + last.len - begin.first)
 }
 
+/// Whether all hosts have equally many ranks.
+fn are_alike(hosts: &Runs) -> bool {
+    hosts.longest() == hosts.shortest()
+}
+
 impl Schedule for LeaderSchedule {
     fn ranks(&self) -> u32 {
         self.hosts.positions()
@@ -184,6 +190,12 @@ impl Schedule for LeaderSchedule {
             }
         }
         None
+    }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        // Hosts that are alike are moved as their leaders are.
+        let alike = self.what == Collective::AllReduce && self.nodes.is_none() && are_alike(&self.hosts);
+        Some(self.inner().filter(|_| alike)?.symmetry()?.of_groups(self.hosts.longest()))
     }
 }
 
@@ -292,5 +304,11 @@ impl Schedule for LaneAllReduce {
             1 => Some(Step::Recv { from: by, span }),
             _ => None,
         }
+    }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        // Inside hosts the parts go in one order, so with several of them it is not the order that is moved among hosts.
+        let alike = |inner: &AnySchedule| inner.parts() == 1 && are_alike(&self.hosts);
+        Some(self.inner().filter(alike)?.symmetry()?.of_groups(self.lanes))
     }
 }

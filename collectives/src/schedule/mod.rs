@@ -31,6 +31,8 @@
 //! - **I7** Chunks are combined in orders of their own by [`AnySchedule::parts`] at most, equal runs of chunks after
 //!   each other: within a part, every chunk's result is the same expression over the inputs, up to the order of two operands.
 //!   No step of a reduction spans chunks of two parts.
+//! - **I8** Where [`Schedule::symmetry`] says so, a rank that is moved onto another does what that one does: as many steps of
+//!   the same kinds over spans of the same lengths, with peers moved alike, and which steps conflict (I4) is the same.
 
 #![forbid(unsafe_code)]
 
@@ -50,6 +52,7 @@ mod runs;
 mod select;
 pub mod simulate;
 mod step;
+mod symmetry;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -76,11 +79,13 @@ pub use hierarchical::{LaneAllReduce, LeaderSchedule};
 pub use ring::{ChainBroadcast, RingAllGather, RingAllReduce, RingReduce, RingReduceScatter};
 pub use runs::{Run, Runs};
 pub use select::{Basis, Choice, Priced, Why, choose, prices};
+
 pub use step::{Rank, Schedule, Span, Step};
+pub use symmetry::{Blocks, Symmetry};
 pub use tree::{
     ScatterAllGatherBroadcast, TreeAllReduce, TreeBroadcast, TreeGather, TreeReduce, TreeScatter,
 };
-pub use tuning::{Best, TUNING_LIMIT_BYTES, Tuning, TuningError};
+pub use tuning::{Best, TUNING_LIMIT_BYTES, Tuning, TuningError, Width};
 pub use wanted::{Wanted, WantedError};
 
 /// The most ranks a schedule is made for; step numbers and rank arithmetic stay far from overflow.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::step::{Rank, Schedule, Span, Step};
+use super::symmetry::Symmetry;
 
 /// Steps of each rank in a ring reduce-scatter or all-gather of `n` ranks.
 pub(super) const fn half_steps(n: u32) -> u32 {
@@ -65,6 +66,10 @@ impl Schedule for RingAllReduce {
             _ => None,
         }
     }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        Some(Symmetry::Turn { period: 1 })
+    }
 }
 
 /// Reduce-scatter around the ring; rank `r` ends with the total of chunk `r`.
@@ -86,6 +91,10 @@ impl Schedule for RingReduceScatter {
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
         (index < half_steps(self.ranks)).then(|| reduce_scatter(self.ranks, rank, index))
     }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        Some(Symmetry::Turn { period: 1 })
+    }
 }
 
 /// All-gather around the ring; rank `r` brings chunk `r`.
@@ -106,6 +115,10 @@ impl Schedule for RingAllGather {
 
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
         (index < half_steps(self.ranks)).then(|| all_gather(self.ranks, rank, index))
+    }
+
+    fn symmetry(&self) -> Option<Symmetry> {
+        Some(Symmetry::Turn { period: 1 })
     }
 }
 

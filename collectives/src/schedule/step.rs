@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use super::symmetry::Symmetry;
 use std::fmt;
 
 /// Number of a rank within its group, `0..ranks`.
@@ -137,6 +138,12 @@ pub trait Schedule: Send + Sync {
     /// by itself, in the order of ranks.
     fn gathers(&self) -> bool {
         false
+    }
+
+    /// What moves its ranks onto each other, if anything does (I8). Schedules in which all talk to all keep it to themselves: which of
+    /// several hosts is first at another's interface hangs on more than what each does.
+    fn symmetry(&self) -> Option<Symmetry> {
+        None
     }
 
     /// How many steps `rank` has. The default asks `step` O(log steps) times.

@@ -6,12 +6,14 @@
 //! # 4 ranks on 1 host, over shm
 //! link inside latency_us=0.4 message_us=0.5 eager_message_us=0.2 bytes_per_us=9500 reduce_bytes_per_us=50000 offloaded=no
 //! link between latency_us=10 message_us=10 eager_message_us=10 bytes_per_us=3000 reduce_bytes_per_us=50000 offloaded=no
+//! width inside bytes=4194304 bytes_per_us=21000 reduce_bytes_per_us=60000
 //! best all_reduce ranks=4 hosts=1 up_to_bytes=8192 algorithm=doubling slice_bytes=8192 slices_in_flight=2
 //! best all_reduce ranks=4 hosts=1 up_to_bytes=max algorithm=ring slice_bytes=524288 slices_in_flight=2
 //! ```
 //!
 //! Lines `best` hold for groups of just so many ranks and hosts, in order of their sizes; other groups are priced by the
-//! links. A tuning is an input of the choice of algorithm, so all ranks of a group must hold the same.
+//! links. Lines `width`, in order of their sizes, say what links inside hosts carry and ranks combine of vectors of one size: small ones lie in caches,
+//! large ones in memory. Simulations go by them; choices do not. A tuning is an input of the choice of algorithm, so all ranks of a group must hold the same.
 
 #![forbid(unsafe_code)]
 
@@ -44,11 +46,23 @@ pub struct Best {
     pub slices_in_flight: u32,
 }
 
+/// What a link inside hosts carries, and ranks combine, of vectors of one size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Width {
+    /// The whole vector of one rank, in bytes; at least 1.
+    pub bytes: u64,
+    /// Each way, as [`LinkCosts::bytes_per_us`].
+    pub bytes_per_us: f64,
+    /// As [`LinkCosts::reduce_bytes_per_us`]: what combining takes beside moving.
+    pub reduce_bytes_per_us: f64,
+}
+
 /// What was measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuning {
     /// What links cost.
     pub costs: Costs,
+    widths: Vec<Width>,
     best: Vec<Best>,
 }
 
@@ -65,8 +79,38 @@ pub struct TuningError {
 impl Tuning {
     /// These costs and choices; `None` unless those of one collective and shape stand in order of their sizes.
     pub fn new(costs: Costs, best: Vec<Best>) -> Option<Tuning> {
-        let mut tuning = Tuning { costs, best: Vec::new() };
+        let mut tuning = Tuning { costs, widths: Vec::new(), best: Vec::new() };
         best.into_iter().all(|best| tuning.add(best)).then_some(tuning)
+    }
+
+    /// The same with what was measured of vectors of some sizes; `None` unless those rise.
+    #[must_use]
+    pub fn with_widths(mut self, widths: Vec<Width>) -> Option<Tuning> {
+        widths.into_iter().all(|width| self.add_width(width)).then_some(self)
+    }
+
+    /// What links cost where vectors are so long, by what was measured of shorter and longer ones: between two sizes the
+    /// straight line on logarithmic scales, beyond them the nearest. [`Tuning::costs`] where nothing was.
+    pub fn costs_of(&self, bytes: u64) -> Costs {
+        let Some(last) = self.widths.last() else { return self.costs };
+        let above = self.widths.iter().position(|width| width.bytes >= bytes);
+        let upper = above.map_or(last, |at| &self.widths[at]);
+        let lower = above.map_or(last, |at| &self.widths[at.saturating_sub(1)]);
+        let (low, high) = ((lower.bytes as f64).ln(), (upper.bytes as f64).ln());
+        let share = if high > low { (((bytes.max(1)) as f64).ln() - low) / (high - low) } else { 0.0 };
+        let between = |a: f64, b: f64| (a.ln() + (b.ln() - a.ln()) * share.clamp(0.0, 1.0)).exp();
+        let inside = LinkCosts {
+            bytes_per_us: between(lower.bytes_per_us, upper.bytes_per_us),
+            reduce_bytes_per_us: between(lower.reduce_bytes_per_us, upper.reduce_bytes_per_us),
+            ..self.costs.inside
+        };
+        Costs { inside, ..self.costs }
+    }
+
+    fn add_width(&mut self, width: Width) -> bool {
+        let fits = self.widths.last().is_none_or(|before| before.bytes < width.bytes);
+        self.widths.push(width);
+        fits
     }
 
     /// What is quickest for a size of a collective, where that was measured in a group of that shape.
@@ -145,6 +189,20 @@ fn link<'a>(words: impl Iterator<Item = &'a str>) -> Result<LinkCosts, String> {
     fields.done().map(|()| costs)
 }
 
+fn width<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Width, String> {
+    if words.next() != Some("inside") {
+        return Err("a width is inside (hosts)".to_owned());
+    }
+    let mut fields = Fields::of(words)?;
+    let speed = between(1e-3, 1e9);
+    let width = Width {
+        bytes: fields.take("bytes", at_least(1))?,
+        bytes_per_us: fields.take("bytes_per_us", &speed)?,
+        reduce_bytes_per_us: fields.take("reduce_bytes_per_us", &speed)?,
+    };
+    fields.done().map(|()| width)
+}
+
 fn best<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Best, String> {
     let collective = words.next().ok_or("a collective is missing")?;
     let collective: Collective = collective.parse().map_err(|e| format!("{e}"))?;
@@ -197,6 +255,10 @@ impl FromStr for Tuning {
                     }
                     _ => Err("a link is inside or between (hosts)".to_owned()),
                 },
+                Some("width") => width(words).and_then(|width| match tuning.add_width(width) {
+                    true => Ok(()),
+                    false => Err("bytes is not above that of the width before it".to_owned()),
+                }),
                 Some("best") => best(words).and_then(|best| match tuning.add(best) {
                     true => Ok(()),
                     false => {
@@ -204,7 +266,7 @@ impl FromStr for Tuning {
                             .to_owned())
                     }
                 }),
-                Some(word) => Err(format!("{word:?} begins no line: link, best or # do")),
+                Some(word) => Err(format!("{word:?} begins no line: link, width, best or # do")),
             };
             found.map_err(|why| wrong(line, why))?;
         }
@@ -223,6 +285,12 @@ impl fmt::Display for Tuning {
                 f,
                 "link {name} latency_us={latency_us} message_us={message_us} eager_message_us={eager_message_us} \
                  bytes_per_us={bytes_per_us} reduce_bytes_per_us={reduce_bytes_per_us} offloaded={offloaded}"
+            )?;
+        }
+        for Width { bytes, bytes_per_us, reduce_bytes_per_us } in &self.widths {
+            writeln!(
+                f,
+                "width inside bytes={bytes} bytes_per_us={bytes_per_us} reduce_bytes_per_us={reduce_bytes_per_us}"
             )?;
         }
         for best in &self.best {
@@ -249,6 +317,8 @@ mod tests {
 
     const TEXT: &str = "ringway-tuning 2\n# measured\n\n\
         link inside latency_us=0.4 message_us=0.5 eager_message_us=0.2 bytes_per_us=9500 reduce_bytes_per_us=50000 offloaded=no\n\
+        width inside bytes=1000 bytes_per_us=8000 reduce_bytes_per_us=1000\n\
+        width inside bytes=100000 bytes_per_us=2000 reduce_bytes_per_us=1000\n\
         best all_reduce ranks=4 hosts=1 up_to_bytes=8192 algorithm=doubling slice_bytes=8192 slices_in_flight=2\n\
         best all_reduce ranks=4 hosts=1 up_to_bytes=max algorithm=ring slice_bytes=524288 slices_in_flight=2\n";
 
@@ -267,6 +337,19 @@ mod tests {
     }
 
     #[test]
+    fn links_carry_what_was_measured_of_vectors_of_that_size() {
+        let tuning: Tuning = TEXT.parse().unwrap();
+        let speed = |bytes| tuning.costs_of(bytes).inside.bytes_per_us.round();
+        assert_eq!([0, 8, 1000, 10_000, 100_000, u64::MAX].map(speed), [8e3, 8e3, 8e3, 4e3, 2e3, 2e3]);
+        assert_eq!(tuning.costs_of(8).inside.reduce_bytes_per_us.round(), 1e3);
+        assert_eq!(tuning.costs_of(8).inside.latency_us, tuning.costs.inside.latency_us);
+        assert_eq!(Tuning::default().costs_of(8), Costs::default());
+        let width = |bytes| Width { bytes, bytes_per_us: 1.0, reduce_bytes_per_us: 1.0 };
+        assert_eq!(Tuning::default().with_widths(vec![width(8), width(8)]), None);
+        assert!(Tuning::default().with_widths(vec![width(8), width(9)]).is_some());
+    }
+
+    #[test]
     fn what_is_wrong_is_told_with_its_line() {
         let with = |from: &str, to: &str| TEXT.replacen(from, to, 1).parse::<Tuning>().unwrap_err();
         for (from, to, line, why) in [
@@ -277,10 +360,12 @@ mod tests {
             ("latency_us=0.4", "latency_us=-1", 4, "out of range"),
             ("bytes_per_us=9500", "bytes_per_us=NaN", 4, "out of range"),
             ("offloaded=no", "offloaded=no more=1", 4, "more= means nothing"),
-            ("algorithm=doubling", "algorithm=dissemination", 5, "no algorithm Dissemination"),
-            ("slice_bytes=8192", "slice_bytes=0", 5, "out of range"),
-            ("up_to_bytes=8192", "up_to_bytes=max", 6, "not above"),
-            ("best all_reduce", "best all", 5, "unknown collective"),
+            ("bytes=100000 ", "bytes=1000 ", 6, "not above"),
+            ("width inside", "width between", 5, "inside (hosts)"),
+            ("algorithm=doubling", "algorithm=dissemination", 7, "no algorithm Dissemination"),
+            ("slice_bytes=8192", "slice_bytes=0", 7, "out of range"),
+            ("up_to_bytes=8192", "up_to_bytes=max", 8, "not above"),
+            ("best all_reduce", "best all", 7, "unknown collective"),
         ] {
             let told = with(from, to);
             assert!(told.line == line && told.why.contains(why), "{to}: {told}");

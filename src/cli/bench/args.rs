@@ -193,6 +193,9 @@ pub(crate) struct CollectiveArgs {
     /// Use the started (asynchronous) form where there is one
     #[arg(long)]
     pub(super) started: bool,
+    /// Buffers of the program's own memory, instead of memory that transports know before
+    #[arg(long, conflicts_with = "started")]
+    pub(super) plain: bool,
     /// Combine in the order of ranks: the same bits for any algorithm, places and split into calls (RINGWAY_REPRODUCIBLE)
     #[arg(long)]
     pub(super) reproducible: bool,
@@ -260,6 +263,9 @@ impl CollectiveArgs {
             return Err("--inside measures all-reduce, broadcast, all-gather and send-recv, blocking, with --device cuda \
                         only"
                 .to_owned());
+        }
+        if self.plain && (self.device != On::Cpu || self.overlap) {
+            return Err("--plain measures blocking collectives in memory of the host only".to_owned());
         }
         if self.overlap && (self.bench() != Bench::AllReduce || self.device != On::Cpu) {
             return Err("--overlap measures all-reduce in memory of the host only".to_owned());

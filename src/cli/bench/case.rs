@@ -15,6 +15,8 @@ pub(super) struct Call {
     pub(super) root: u32,
     /// Through the started form, where there is one.
     pub(super) started: bool,
+    /// In the program's own memory.
+    pub(super) plain: bool,
 }
 
 /// How the last calls were run.
@@ -140,14 +142,52 @@ pub(super) fn before(rank: u32, ranks: u32) -> u32 {
     (rank + ranks - 1) % ranks
 }
 
+/// A vector in memory of the host.
+enum Vector<T: Element> {
+    /// That transports know before.
+    Known(Buffer<T>),
+    /// As any program has it.
+    Plain(Vec<T>),
+}
+
+impl<T: Element> Vector<T> {
+    fn new(comm: &Communicator, elements: usize, plain: bool) -> Result<Self, CollectiveError> {
+        Ok(if plain {
+            Vector::Plain(vec![T::zeroed(); elements])
+        } else {
+            Vector::Known(comm.alloc(elements)?)
+        })
+    }
+}
+
+impl<T: Element> std::ops::Deref for Vector<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Vector::Known(buffer) => buffer,
+            Vector::Plain(vector) => vector,
+        }
+    }
+}
+
+impl<T: Element> std::ops::DerefMut for Vector<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Vector::Known(buffer) => buffer,
+            Vector::Plain(vector) => vector,
+        }
+    }
+}
+
 /// Memory of the host for one size, and how it is used.
 pub(super) struct OnHost<'a, T: Element> {
     comm: &'a Communicator,
     call: Call,
     extents: Extents,
     /// Empty only while a started call has it.
-    input: Option<Buffer<T>>,
-    output: Buffer<T>,
+    input: Option<Vector<T>>,
+    output: Vector<T>,
     /// Of this rank, where they are of unequal lengths: those of all, or for an all-to-all those that it sends, which are as
     /// long as those that it receives.
     blocks: Option<Blocks>,
@@ -156,7 +196,8 @@ pub(super) struct OnHost<'a, T: Element> {
 impl<'a, T: Element> OnHost<'a, T> {
     pub(super) fn new(comm: &'a Communicator, call: Call, bytes: u64) -> Result<Self, CollectiveError> {
         let extents = Extents::of(call, (comm.rank(), comm.size()), bytes, size_of::<T>());
-        let (input, output) = (Some(comm.alloc(extents.input)?), comm.alloc(extents.output)?);
+        let vector = |elements| Vector::new(comm, elements, call.plain);
+        let (input, output) = (Some(vector(extents.input)?), vector(extents.output)?);
         let lengths = match call.bench {
             Bench::AllToAllV => Some(ragged::between(comm.size(), extents.part, comm.rank())),
             bench => bench.is_ragged().then(|| ragged::lengths(comm.size(), extents.part)),
@@ -171,8 +212,8 @@ impl<'a, T: Element> OnHost<'a, T> {
 
     /// The buffer goes in by value and comes back by value; after a failure it is gone, as is the communicator.
     fn run_started(&mut self) -> Result<(), BenchError> {
-        let Some(buffer) = self.input.take() else { return Ok(()) };
-        self.input = Some(self.comm.all_reduce_start(buffer, self.call.op)?.wait()?);
+        let Some(Vector::Known(buffer)) = self.input.take() else { return Ok(()) };
+        self.input = Some(Vector::Known(self.comm.all_reduce_start(buffer, self.call.op)?.wait()?));
         Ok(())
     }
 }
@@ -192,7 +233,7 @@ impl<T: Element> Case for OnHost<'_, T> {
     }
 
     fn run(&mut self) -> Result<(), BenchError> {
-        let Call { bench, op, root, started } = self.call;
+        let Call { bench, op, root, started, .. } = self.call;
         if started && bench == Bench::AllReduce {
             return self.run_started();
         }

@@ -81,7 +81,7 @@ impl<T: Element> Case for OnGpu<'_, T> {
     }
 
     fn run(&mut self) -> Result<(), BenchError> {
-        let Call { bench, op, root, started } = self.call;
+        let Call { bench, op, root, started, .. } = self.call;
         let (rank, ranks) = self.gpus.place();
         let output = &mut self.output;
         let comm = match self.gpus {

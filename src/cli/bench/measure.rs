@@ -127,7 +127,8 @@ fn one<T: Element>(
     bytes: u64,
     place: &Place,
 ) -> Result<Row, BenchError> {
-    let call = Call { bench: args.bench(), op: args.op, root: args.root, started: args.started };
+    let CollectiveArgs { op, root, started, plain, .. } = *args;
+    let call = Call { bench: args.bench(), op, root, started, plain };
     let mut case: Box<dyn Case + '_> = match place {
         Place::Host => Box::new(OnHost::<T>::new(comm, call, bytes)?),
         #[cfg(feature = "nccl")]

@@ -8,7 +8,9 @@ use super::table::percentile;
 use super::{BenchError as Failed, launch_ranks, sizes};
 use ringway::{Communicator, Launch, ReduceOp, Settings};
 use ringway_collectives::reduce::combine;
-use ringway_collectives::schedule::{Best, Collective, Costs, LinkCosts, Priced, Tuning, Wanted};
+use ringway_collectives::schedule::{
+    Algorithm, Best, Collective, Costs, LinkCosts, Priced, Tuning, Wanted, Width,
+};
 use ringway_control::launch::Launcher;
 use ringway_dataplane::memory::DType;
 use std::io::Write;
@@ -28,6 +30,8 @@ const LONG_BYTES: usize = 64 << 10;
 const WIDE_BYTES: usize = 4 << 20;
 /// Exchanges of those.
 const WIDE_TIMES: usize = 8;
+/// Vectors whose width is measured, in bytes.
+const WIDTHS: [u64; 6] = [8 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20, 64 << 20];
 /// Bytes combined at a time to measure that.
 const COMBINED_BYTES: usize = 128 << 10;
 /// Runs of each algorithm and size, of which the median counts.
@@ -104,6 +108,10 @@ fn measure(comm: &Communicator, args: &Args) -> Result<Tuning, BenchError> {
     };
     let costs =
         Costs { inside: link(other(true), known.inside)?, between: link(other(false), known.between)? };
+    let widths = match other(true) {
+        Some(peer) => widths(comm, peer)?,
+        None => Vec::new(),
+    };
     let mut sizes = args.sizes.clone();
     sizes.sort_unstable();
     sizes.dedup();
@@ -112,7 +120,7 @@ fn measure(comm: &Communicator, args: &Args) -> Result<Tuning, BenchError> {
         best.extend(compared(comm, bench, collective, &sizes)?);
     }
     comm.prefer(Wanted::ANY);
-    let tuning = Tuning::new(costs, best);
+    let tuning = Tuning::new(costs, best).and_then(|tuning| tuning.with_widths(widths));
     Ok(tuning.unwrap_or_else(|| unreachable!("sizes were sorted")))
 }
 
@@ -214,6 +222,36 @@ fn row(comm: &Communicator, peer: u32, first: bool) -> Result<f64, BenchError> {
     Ok(percentile(&times, 0.5))
 }
 
+/// What passes between rank 0 and a peer and is combined by them, of vectors of some sizes: by an all-gather and a reduce-scatter
+/// of the two, in which each sends the other half of a vector.
+fn widths(comm: &Communicator, peer: u32) -> Result<Vec<Width>, BenchError> {
+    const FASTEST: f64 = 1e9;
+    let mut found = [0.0; 2 * WIDTHS.len()];
+    let of_pair = comm.rank() == 0 || comm.rank() == peer;
+    if let Some(pair) = comm.split(of_pair.then_some(0), comm.rank())? {
+        pair.prefer(Algorithm::Ring.into());
+        let both = |bytes| -> Result<[f64; 2], BenchError> {
+            Ok([timed(&pair, Bench::AllGather, bytes)?, timed(&pair, Bench::ReduceScatter, bytes)?])
+        };
+        let least = both(8)?;
+        for (found, bytes) in found.chunks_exact_mut(2).zip(WIDTHS) {
+            let [moved, combined] = both(bytes)?;
+            let half = bytes as f64 / 2.0;
+            let moving_us = (moved - least[0]).max(half / FASTEST);
+            let combining_us = (combined - least[1] - moving_us).max(half / FASTEST);
+            found.copy_from_slice(&[half / moving_us, half / combining_us]);
+        }
+    }
+    comm.barrier()?;
+    let found = agreed(comm, found)?;
+    let width = |(bytes, speeds): (u64, &[f64])| Width {
+        bytes,
+        bytes_per_us: speeds[0],
+        reduce_bytes_per_us: speeds[1],
+    };
+    Ok(WIDTHS.into_iter().zip(found.chunks_exact(2)).map(width).collect())
+}
+
 /// The quickest algorithm for each size, neighbours that agree joined.
 fn compared(
     comm: &Communicator,
@@ -261,7 +299,7 @@ fn compared(
 
 /// The median of some runs, each as long as on the slowest rank, in microseconds; the same on all ranks.
 fn timed(comm: &Communicator, bench: Bench, bytes: u64) -> Result<f64, BenchError> {
-    let call = Call { bench, op: ReduceOp::Sum, root: 0, started: false };
+    let call = Call { bench, op: ReduceOp::Sum, root: 0, started: false, plain: false };
     let mut case = OnHost::<f32>::new(comm, call, bytes)?;
     let mut times = Vec::with_capacity(RUNS);
     for run in 0..WARM_UPS + RUNS {

@@ -11,7 +11,10 @@
 
 #![forbid(unsafe_code)]
 
+mod clockwork;
 mod price;
+mod program;
+mod queue;
 mod run;
 mod value;
 
@@ -19,7 +22,9 @@ use super::algorithm::Collective;
 use super::step::{Rank, Schedule, Span, Step};
 use run::Run;
 
-pub use price::{Load, Network, Place, Price, Resource, SharedCores, Workload, price};
+#[cfg(test)]
+pub(super) use price::priced;
+pub use price::{Load, Network, Place, Price, Resource, SharedCores, Workload, distinct_ranks, price};
 #[cfg(test)]
 pub(super) use value::mix;
 

@@ -5,6 +5,7 @@ mod broken;
 mod choosing;
 mod hosts;
 mod parts;
+mod symmetries;
 
 use super::simulate::{Check, Posting, verify};
 use super::*;

@@ -1,0 +1,499 @@
+//! The simulation in time that prices a schedule: what each step waits for, and what each message and combine holds.
+
+#![forbid(unsafe_code)]
+
+use super::Fault;
+use super::price::{Load, Network, Place, Price, Resource, Workload};
+use super::program::{AHEAD, Program, Row, bit};
+use super::queue::Queue;
+use crate::schedule::cost::LinkCosts;
+use crate::schedule::symmetry::Blocks;
+use crate::schedule::{Collective, Rank, Schedule, Span, Step};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+/// A message under way: both sides' ranks and step numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Message {
+    from: Rank,
+    sent: u32,
+    to: Rank,
+    taken: u32,
+}
+
+/// Where a message is on its way.
+#[derive(Clone, Copy)]
+enum Hop {
+    HostOut,
+    SwitchOut,
+    SwitchIn,
+    HostIn,
+    Receive,
+}
+
+#[derive(Clone, Copy)]
+enum Event {
+    /// What a rank receives has come, and is to be combined.
+    Arrived { slice: u32, rank: Rank, index: u32 },
+    /// A step of a rank is over.
+    Done { slice: u32, rank: Rank, index: u32 },
+    /// The first byte of a message reaches a hop.
+    Reaches { slice: u32, message: Message, hop: Hop },
+    /// A core that ranks share has done what it was at.
+    Free { core: u32 },
+}
+
+/// What a core does for a rank.
+#[derive(Clone, Copy)]
+enum Work {
+    Send { slice: u32, message: Message },
+    Receive { slice: u32, message: Message },
+    Combine { slice: u32, rank: Rank, index: u32 },
+}
+
+#[derive(Clone, Copy, Default)]
+struct Use {
+    free: u64,
+    busy: u64,
+    bytes: f64,
+}
+
+impl Use {
+    /// Takes the resource for `time` as soon as it is free; answers when that is.
+    fn hold(&mut self, now: u64, time: u64, bytes: f64) -> u64 {
+        let start = now.max(self.free);
+        self.free = start + time;
+        self.busy += time;
+        self.bytes += bytes;
+        start
+    }
+}
+
+/// A core that ranks share. A rank has it until it has nothing to do there, as a process has that waits only then.
+#[derive(Default)]
+struct Shared {
+    busy: bool,
+    by: Option<Rank>,
+    /// What is to be done, and for how long, in the order in which it came up.
+    waiting: VecDeque<(Rank, u64, Work)>,
+}
+
+impl Shared {
+    /// What is done next: of the rank that has the core, if there is anything.
+    fn next(&mut self) -> Option<(Rank, u64, Work)> {
+        let same = self.waiting.iter().position(|(rank, ..)| Some(*rank) == self.by);
+        self.waiting.remove(same.unwrap_or(0))
+    }
+}
+
+/// A schedule under simulation. Of ranks that do alike, those of the first block run for all: a message to another block comes
+/// to the rank that stands for its receiver, from the rank that its sender is when the receiver is moved there.
+pub(super) struct Clockwork<'a, S: ?Sized> {
+    schedule: &'a S,
+    network: &'a Network,
+    blocks: Blocks,
+    gathers: bool,
+    /// Bytes of a chunk in one slice.
+    piece_bytes: f64,
+    slices: u32,
+    in_flight: u32,
+    rows: Vec<Row>,
+    /// By rank: slices begun and slices ended.
+    begun: Vec<u32>,
+    ended: Vec<u32>,
+    send: Vec<Use>,
+    receive: Vec<Use>,
+    core: Vec<Use>,
+    shared: Vec<Shared>,
+    freed: Vec<u32>,
+    host_out: Vec<Use>,
+    host_in: Vec<Use>,
+    switch_out: Vec<Use>,
+    switch_in: Vec<Use>,
+    events: Queue<Event>,
+    /// Messages that start at the present moment, after all else: those first in their senders' programs first, then in the
+    /// order in which both sides had posted them.
+    starts: BinaryHeap<Reverse<(u32, u64, u32, Message)>>,
+    started: u64,
+    /// In nanoseconds; whole numbers, so that the order of events does not hang on rounding.
+    now: u64,
+}
+
+fn nanoseconds(us: f64) -> u64 {
+    (us * 1e3).round() as u64
+}
+
+impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
+    pub(super) fn new(
+        schedule: &'a S,
+        collective: Collective,
+        network: &'a Network,
+        work: &Workload,
+        blocks: Blocks,
+    ) -> Self {
+        let ranks = blocks.each() as usize;
+        let parts = match collective {
+            Collective::AllToAll | Collective::ExclusiveScan => schedule.chunks() / 2,
+            // Each chunk is the whole of a rank's.
+            _ if schedule.gathers() => 1,
+            _ => schedule.chunks(),
+        };
+        let bytes = if collective == Collective::Barrier { 0 } else { work.bytes };
+        let chunk_bytes = bytes as f64 / f64::from(parts);
+        let slices = ((chunk_bytes / work.slice_bytes.max(1) as f64).ceil() as u32).max(1);
+        let per_rank = || vec![Use::default(); ranks];
+        let most =
+            |of: fn(&Place) -> u32| network.places.iter().map(of).max().map_or(0, |most| most as usize + 1);
+        let (interfaces, switches) = (most(|place| place.interface), most(|place| place.switch));
+        let cores = network.shared.as_ref().and_then(|shared| shared.cores.iter().max().copied());
+        Clockwork {
+            schedule,
+            network,
+            blocks,
+            gathers: schedule.gathers(),
+            piece_bytes: chunk_bytes / f64::from(slices),
+            slices,
+            in_flight: work.slices_in_flight.max(1),
+            rows: (0..ranks).map(|_| Row::default()).collect(),
+            begun: vec![0; ranks],
+            ended: vec![0; ranks],
+            send: per_rank(),
+            receive: per_rank(),
+            core: per_rank(),
+            shared: (0..cores.map_or(0, |most| most + 1)).map(|_| Shared::default()).collect(),
+            freed: Vec::new(),
+            host_out: vec![Use::default(); interfaces],
+            host_in: vec![Use::default(); interfaces],
+            switch_out: vec![Use::default(); switches],
+            switch_in: vec![Use::default(); switches],
+            events: Queue::new(),
+            starts: BinaryHeap::new(),
+            started: 0,
+            now: 0,
+        }
+    }
+
+    fn program(&mut self, slice: u32, rank: Rank) -> &mut Program {
+        self.rows[rank as usize].at(slice)
+    }
+
+    pub(super) fn run(&mut self) -> Result<(), Fault> {
+        for rank in 0..self.blocks.each() {
+            self.begin(rank);
+        }
+        loop {
+            if let Some(event) = self.events.next_of_now() {
+                self.take(event);
+            } else if let Some(Reverse((_, _, slice, message))) = self.starts.pop() {
+                self.leave(slice, message);
+            } else if let Some(core) = self.freed.pop() {
+                self.give(core);
+            } else if let Some(now) = self.events.advance() {
+                self.now = now;
+            } else {
+                break;
+            }
+        }
+        let mut stuck =
+            (0..).zip(&self.ended).filter(|(_, ended)| **ended < self.slices).map(|(rank, _)| rank);
+        let Some(rank) = stuck.next() else { return Ok(()) };
+        let stuck = (1 + stuck.count() as u32) * self.blocks.count();
+        let open = self.rows[rank as usize].programs.iter().find(|program| program.open > 0);
+        let oldest = open.map(|program| (program.base, program.step(program.base)));
+        let (index, step) = oldest.expect("a rank that has not ended has an open step");
+        Err(Fault::Deadlock { rank, index, step, stuck })
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Arrived { slice, rank, index } => {
+                self.program(slice, rank).arrived |= bit(index);
+                self.advance(slice, rank);
+            }
+            Event::Done { slice, rank, index } => {
+                self.program(slice, rank).finish(index);
+                self.advance(slice, rank);
+            }
+            Event::Reaches { slice, message, hop } => self.pass(slice, message, hop),
+            Event::Free { core } => {
+                self.shared[core as usize].busy = false;
+                self.freed.push(core);
+            }
+        }
+    }
+
+    /// Gives a core that was freed at the present moment to who waits for it, once nothing else happens at that moment.
+    fn give(&mut self, core: u32) {
+        let shared = &mut self.shared[core as usize];
+        let next = if shared.busy { None } else { shared.next() };
+        if let Some((rank, time, work)) = next {
+            self.begin_work(core, rank, time, work);
+        }
+    }
+
+    /// Has a rank's core work for `time`, once it can where ranks share it and the link does not move bytes by itself.
+    fn work(&mut self, rank: Rank, time: u64, offloaded: bool, work: Work) {
+        let shared = self.network.shared.as_ref().filter(|_| !offloaded);
+        match shared.map(|shared| shared.cores[rank as usize]) {
+            None => self.do_work(self.now, work),
+            Some(core) if self.shared[core as usize].busy => {
+                self.shared[core as usize].waiting.push_back((rank, time, work));
+            }
+            Some(core) => self.begin_work(core, rank, time, work),
+        }
+    }
+
+    fn begin_work(&mut self, core: u32, rank: Rank, time: u64, work: Work) {
+        let held = &mut self.shared[core as usize];
+        let switch_us = self.network.shared.as_ref().map_or(0.0, |shared| shared.switch_us);
+        let switch = if held.by == Some(rank) { 0 } else { nanoseconds(switch_us) };
+        (held.busy, held.by) = (true, Some(rank));
+        let start = self.now + switch;
+        self.events.push(start + time, Event::Free { core });
+        self.do_work(start, work);
+    }
+
+    fn do_work(&mut self, ready: u64, work: Work) {
+        match work {
+            Work::Send { slice, message } => self.send_from(ready, slice, message),
+            Work::Receive { slice, message } => self.receive_at(ready, slice, message),
+            Work::Combine { slice, rank, index } => self.combine_at(ready, slice, rank, index),
+        }
+    }
+
+    /// Lets `rank` begin as many slices as it may.
+    fn begin(&mut self, rank: Rank) {
+        let r = rank as usize;
+        while self.begun[r] < self.slices && self.begun[r] - self.ended[r] < self.in_flight {
+            self.begun[r] += 1;
+            let slice = self.begun[r] - 1;
+            self.rows[r].reach(slice);
+            self.advance(slice, rank);
+        }
+    }
+
+    /// Posts and combines all that can be, in one slice of one rank.
+    fn advance(&mut self, slice: u32, rank: Rank) {
+        self.refill(slice, rank);
+        let (mut sends_held, mut receives_held) = (false, false);
+        let program = self.program(slice, rank);
+        for index in program.in_order(program.waiting | program.arrived) {
+            let program = self.program(slice, rank);
+            let (step, blocked) = (program.step(index), program.is_blocked(index));
+            if program.arrived & bit(index) != 0 {
+                if !blocked {
+                    program.arrived &= !bit(index);
+                    self.combine(slice, rank, index);
+                }
+                continue;
+            }
+            match step {
+                Step::Send { to, .. } => {
+                    sends_held |= blocked;
+                    if !sends_held {
+                        self.post_send(slice, rank, index, to);
+                    }
+                }
+                Step::Recv { from, .. } | Step::Reduce { from, .. } => {
+                    receives_held |= blocked && matches!(step, Step::Recv { .. });
+                    if !receives_held {
+                        self.post_receive(slice, rank, index, from);
+                    }
+                }
+            }
+        }
+        if self.program(slice, rank).has_ended() {
+            // A program that has ended is never advanced again, so that its end is counted once.
+            self.ended[rank as usize] += 1;
+            self.rows[rank as usize].drop_ended();
+            self.begin(rank);
+        }
+    }
+
+    fn refill(&mut self, slice: u32, rank: Rank) {
+        let (schedule, program) = (self.schedule, self.program(slice, rank));
+        program.retire();
+        while !program.ended && program.open < AHEAD {
+            match schedule.step(rank, program.base + program.open) {
+                Some(step) => program.push(step),
+                None => program.ended = true,
+            }
+        }
+    }
+
+    fn post_send(&mut self, slice: u32, rank: Rank, index: u32, to: Rank) {
+        self.program(slice, rank).waiting &= !bit(index);
+        let taker = self.blocks.stands_for(to);
+        let known_as = self.blocks.moved(rank, to / self.blocks.each());
+        let Some(receiver) = self.rows[taker as usize].reach(slice) else { return };
+        let met = receiver.in_order(receiver.posted).find(|at| receiver.step(*at).peer() == known_as);
+        match met {
+            Some(taken) => self.start(slice, Message { from: rank, sent: index, to: taker, taken }),
+            None => receiver.unmatched.push((known_as, index)),
+        }
+    }
+
+    fn post_receive(&mut self, slice: u32, rank: Rank, index: u32, from: Rank) {
+        let giver = self.blocks.stands_for(from);
+        let program = self.program(slice, rank);
+        program.waiting &= !bit(index);
+        match program.unmatched.iter().position(|sent| sent.0 == from) {
+            Some(place) => {
+                let (_, sent) = program.unmatched.remove(place);
+                self.start(slice, Message { from: giver, sent, to: rank, taken: index });
+            }
+            None => program.posted |= bit(index),
+        }
+    }
+
+    fn start(&mut self, slice: u32, message: Message) {
+        self.program(slice, message.to).start(message.taken);
+        self.started += 1;
+        self.starts.push(Reverse((message.sent, self.started, slice, message)));
+    }
+
+    /// What the link of a message costs, whether it goes between hosts, and whether between switches. The receiver's program names its
+    /// sender; the sender's own may be past its step when the last bytes arrive.
+    fn way(&mut self, slice: u32, message: Message) -> (Step, &'a LinkCosts, bool, bool) {
+        let step = self.program(slice, message.to).step(message.taken);
+        let network = self.network;
+        let (out, into) = (network.places[step.peer() as usize], network.places[message.to as usize]);
+        let far = out.host != into.host;
+        (step, if far { &network.between } else { &network.inside }, far, out.switch != into.switch)
+    }
+
+    /// How long a message holds a port.
+    fn port(costs: &LinkCosts, bytes: f64) -> u64 {
+        nanoseconds(costs.message_of(bytes)) + nanoseconds(bytes / costs.bytes_per_us)
+    }
+
+    /// Sends a message that both sides have posted.
+    fn leave(&mut self, slice: u32, message: Message) {
+        let (step, costs, ..) = self.way(slice, message);
+        let port = Self::port(costs, self.bytes(step.span()));
+        self.work(message.from, port / 2, costs.offloaded, Work::Send { slice, message });
+    }
+
+    fn send_from(&mut self, ready: u64, slice: u32, message: Message) {
+        let Message { from, sent, .. } = message;
+        let (step, costs, far, _) = self.way(slice, message);
+        let bytes = self.bytes(step.span());
+        let port = Self::port(costs, bytes);
+        let start = self.send[from as usize].hold(ready, port, bytes);
+        self.events.push(start + port, Event::Done { slice, rank: from, index: sent });
+        let (hop, later) =
+            if far { (Hop::HostOut, 0) } else { (Hop::Receive, nanoseconds(costs.latency_us)) };
+        self.reaches(start + later, slice, message, hop);
+    }
+
+    /// Takes a message over the hop that it has reached.
+    fn pass(&mut self, slice: u32, message: Message, hop: Hop) {
+        let Message { from, to, .. } = message;
+        let (step, costs, _, across) = self.way(slice, message);
+        let bytes = self.bytes(step.span());
+        let (out, into) = (self.network.places[from as usize], self.network.places[to as usize]);
+        let latency = nanoseconds(costs.latency_us);
+        let wire = nanoseconds(bytes / costs.bytes_per_us);
+        let uplink = nanoseconds(bytes / self.network.uplink_bytes_per_us);
+        match hop {
+            Hop::HostOut => {
+                let start = self.host_out[out.interface as usize].hold(self.now, wire, bytes);
+                let (next, later) = if across { (Hop::SwitchOut, 0) } else { (Hop::HostIn, latency) };
+                self.reaches(start + later, slice, message, next);
+            }
+            Hop::SwitchOut => {
+                let start = self.switch_out[out.switch as usize].hold(self.now, uplink, bytes);
+                self.reaches(start + latency, slice, message, Hop::SwitchIn);
+            }
+            Hop::SwitchIn => {
+                let start = self.switch_in[into.switch as usize].hold(self.now, uplink, bytes);
+                self.reaches(start, slice, message, Hop::HostIn);
+            }
+            Hop::HostIn => {
+                let start = self.host_in[into.interface as usize].hold(self.now, wire, bytes);
+                self.reaches(start, slice, message, Hop::Receive);
+            }
+            Hop::Receive => {
+                let port = Self::port(costs, bytes);
+                self.work(to, port / 2, costs.offloaded, Work::Receive { slice, message });
+            }
+        }
+    }
+
+    fn receive_at(&mut self, ready: u64, slice: u32, message: Message) {
+        let Message { to: rank, taken: index, .. } = message;
+        let (step, costs, far, across) = self.way(slice, message);
+        let bytes = self.bytes(step.span());
+        let port = Self::port(costs, bytes);
+        // What a narrower link lets through arrives no sooner than its last byte.
+        let uplink = nanoseconds(bytes / self.network.uplink_bytes_per_us);
+        let slowest = if far && across { port.max(uplink) } else { port };
+        let start = self.receive[rank as usize].hold(ready, port, bytes);
+        let end = (start + port).max(self.now + slowest);
+        // What is gathered is combined when all has come, which takes as long.
+        let reduces = matches!(step, Step::Reduce { .. }) || self.gathers;
+        let event = match reduces {
+            true => Event::Arrived { slice, rank, index },
+            false => Event::Done { slice, rank, index },
+        };
+        self.events.push(end, event);
+    }
+
+    fn reaches(&mut self, at: u64, slice: u32, message: Message, hop: Hop) {
+        self.events.push(at, Event::Reaches { slice, message, hop });
+    }
+
+    fn combine(&mut self, slice: u32, rank: Rank, index: u32) {
+        let span = self.program(slice, rank).step(index).span();
+        let time = self.combining(span);
+        self.work(rank, time, false, Work::Combine { slice, rank, index });
+    }
+
+    fn combining(&self, span: Span) -> u64 {
+        nanoseconds(self.bytes(span) / self.network.inside.reduce_bytes_per_us)
+    }
+
+    fn combine_at(&mut self, ready: u64, slice: u32, rank: Rank, index: u32) {
+        let span = self.program(slice, rank).step(index).span();
+        let (bytes, time) = (self.bytes(span), self.combining(span));
+        let start = if self.network.inside.offloaded {
+            self.core[rank as usize].hold(ready, time, bytes)
+        } else {
+            self.receive[rank as usize].hold(ready, time, 0.0)
+        };
+        self.events.push(start + time, Event::Done { slice, rank, index });
+    }
+
+    fn bytes(&self, span: Span) -> f64 {
+        f64::from(span.count) * self.piece_bytes
+    }
+
+    pub(super) fn price(&self) -> Price {
+        let mut loads = Vec::new();
+        let mut add = |resource: Resource, used: &Use| {
+            if used.busy > 0 {
+                loads.push(Load { resource, bytes: used.bytes, busy_us: used.busy as f64 / 1e3 });
+            }
+        };
+        type OfRank = fn(Rank) -> Resource;
+        let of_ranks: [(&[Use], OfRank); 3] =
+            [(&self.send, Resource::Send), (&self.receive, Resource::Receive), (&self.core, Resource::Core)];
+        let ranks = self.blocks.each() * self.blocks.count();
+        for (uses, kind) in of_ranks {
+            (0..ranks).for_each(|rank| add(kind(rank), &uses[self.blocks.stands_for(rank) as usize]));
+        }
+        // Each interface with the one that stands for it.
+        let place = |rank: Rank| self.network.places[rank as usize].interface;
+        let pair = |rank: Rank| (place(rank), place(self.blocks.stands_for(rank)));
+        let interfaces: BTreeMap<u32, u32> = (0..ranks).map(pair).collect();
+        for (interface, first) in interfaces {
+            add(Resource::HostOut(interface), &self.host_out[first as usize]);
+            add(Resource::HostIn(interface), &self.host_in[first as usize]);
+        }
+        for (switch, (out, into)) in (0..).zip(self.switch_out.iter().zip(&self.switch_in)) {
+            add(Resource::SwitchOut(switch), out);
+            add(Resource::SwitchIn(switch), into);
+        }
+        Price { time_us: self.now as f64 / 1e3, loads }
+    }
+}
