@@ -193,6 +193,23 @@ fn an_unreachable_coordinator_is_named_with_what_to_do() {
 }
 
 #[test]
+fn a_coordinator_that_cannot_listen_says_why_and_nothing_else() {
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = holder.local_addr().unwrap().to_string();
+    for (at, says, other) in [
+        (taken.as_str(), "is in use", "no such address"),
+        ("203.0.113.7:29400", "no such address", "is in use"),
+    ] {
+        let mut rank = command(failures());
+        rank.arg("count").env("RINGWAY_RANK", "0").env("RINGWAY_WORLD_SIZE", "2");
+        rank.env("RINGWAY_COORDINATOR", at).env("RINGWAY_INSECURE", "1");
+        let end = Run::start(rank).end();
+        assert_ne!(end.code(), 0);
+        assert!(end.stderr.matches(says).count() == 1 && !end.stderr.contains(other), "{end:?}");
+    }
+}
+
+#[test]
 fn a_rank_that_never_comes_is_named_by_those_that_wait() {
     let at = format!("127.0.0.1:{}", free_ports(1));
     let mut rank = command(failures());

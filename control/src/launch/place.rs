@@ -41,7 +41,8 @@ impl CoordinatorPlace {
         match self.port_from {
             PortFrom::Given => format!(
                 "port {} is in use: end the program that holds it (`ss -ltnp 'sport = :{}'` names it), or set \
-                 RINGWAY_COORDINATOR=HOST:PORT with a free port on every rank",
+                 RINGWAY_COORDINATOR=HOST:PORT with a free port on every rank; or RINGWAY_COORDINATOR_BY=outside, if that \
+                 is the job's own coordination service",
                 self.address.port, self.address.port
             ),
             PortFrom::Derived | PortFrom::System => format!(

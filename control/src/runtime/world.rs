@@ -46,12 +46,20 @@ const SAID_AFTER: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// This rank runs the coordination service and could not start it.
-    #[error("rank {rank} hosts the coordination service and could not start it: {source}. {advice}")]
+    #[error("rank {rank} hosts the coordination service and could not start it: {source}")]
     Serve {
         /// This rank.
         rank: u32,
         /// What happened.
         source: ServeError,
+    },
+    /// This rank runs the coordination service, and another program has the port.
+    #[error("rank {rank} hosts the coordination service and cannot serve at {address}: {advice}")]
+    PortTaken {
+        /// This rank.
+        rank: u32,
+        /// Where it was to be.
+        address: SocketAddr,
         /// What to do, by where the port comes from.
         advice: String,
     },
@@ -447,8 +455,14 @@ fn coordinator(launch: &Launch, settings: &Settings) -> Result<(Option<Server>, 
         .ok_or_else(|| unresolved("the resolver knows none".to_owned()))?;
     // The metrics of this process are its rank's.
     let window = WindowConfig::new(settings, "coordinator", &launch.job_id, None);
-    let server = start_coordinator(bind, elastic::limits(launch, settings).most, settings, window)
-        .map_err(|source| JoinError::Serve { rank, source, advice: place.when_taken() })?;
+    let server = start_coordinator(bind, elastic::limits(launch, settings).most, settings, window).map_err(
+        |source| match source {
+            ServeError::PortInUse { address } => {
+                JoinError::PortTaken { rank, address, advice: place.when_taken() }
+            }
+            source => JoinError::Serve { rank, source },
+        },
+    )?;
     let address = server.local_addr().to_string();
     Ok((Some(server), address))
 }
