@@ -34,13 +34,13 @@ pub(crate) fn lines(pipe: impl std::io::Read + Send + 'static) -> Receiver<Strin
 }
 
 /// Has processes that are started from here begin with their interrupts as the system has them, though this one was told to
-/// ignore its own, as a shell tells what it runs in the background: what is caught is reset when a program begins, what is
+/// ignore its own, as shells and nohup tell what they run in the background: what is caught is reset when a program begins, what is
 /// ignored stays so.
 fn pass_interrupts_on() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    for signal in [Signal::INT, Signal::QUIT] {
+    for signal in [Signal::INT, Signal::QUIT, Signal::HUP] {
         if mask & 1 << (signal.as_raw() - 1) != 0 {
             // Nobody looks at the flag: here it stays ignored.
             signal_hook::flag::register(signal.as_raw(), Arc::default()).expect("the signal may be caught");
