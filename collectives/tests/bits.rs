@@ -17,3 +17,9 @@ fn slices_change_no_bit() {
     // E2
     assert!(random::slices_change_no_bit(7) > 50);
 }
+
+#[test]
+fn sharing_memory_changes_no_bit() {
+    // E2, I9 of schedules
+    assert!(random::memory_changes_no_bit(11) > 50);
+}

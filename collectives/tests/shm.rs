@@ -9,7 +9,7 @@ use ringway_collectives::engine::{
     Blocks, CollectiveError, Communicator, EngineOptions, Numerics, Reduction,
 };
 use ringway_collectives::reduce::ReduceOp;
-use ringway_collectives::schedule::{Algorithm, Wanted};
+use ringway_collectives::schedule::{Algorithm, Collective, Wanted, Why};
 use ringway_dataplane::shm::{Config, ShmTransport};
 use ringway_dataplane::transport::{Address, Keyring, Peer, Transport};
 use std::ops::Range;
@@ -75,6 +75,23 @@ fn small_calls_are_right_whoever_is_late() {
             checked_rounds(&c, 2);
         });
     }
+}
+
+#[test]
+fn ranks_that_share_memory_choose_among_equal_bits_by_what_it_costs() {
+    // I9 of schedules
+    ranks_over(transports(4, |config| config), "4 ranks", &EngineOptions::default(), |c| {
+        let told = |bytes| {
+            let choice = c.explain(Collective::AllReduce, bytes).choice;
+            (choice.algorithm, choice.why)
+        };
+        assert_eq!(told(8), (Algorithm::Exchange, Why::CheapestAlike));
+        assert_eq!(told(32 << 10), (Algorithm::Direct, Why::CheapestAlike));
+        assert_eq!(told(1 << 30).1, Why::Cheapest);
+        c.prefer(Algorithm::Doubling.into());
+        assert_eq!(told(8), (Algorithm::Doubling, Why::Forced));
+        c.barrier().unwrap();
+    });
 }
 
 /// How often each call is made: the first has no plan yet, and is not made at once.

@@ -396,8 +396,7 @@ fn messages(schedule: &Arranged, ranks: u32) -> u64 {
 fn slices(schedule: &Arranged, collective: Collective, work: &Workload) -> u64 {
     let parts = match collective {
         Collective::AllToAll => schedule.chunks() / 2,
-        _ if schedule.gathers() => 1,
-        _ => schedule.chunks(),
+        _ => schedule.gathers().map_or(schedule.chunks(), |gathered| gathered.chunks),
     };
     work.bytes.div_ceil(u64::from(parts)).div_ceil(work.slice_bytes).max(1)
 }

@@ -3,19 +3,20 @@
 #![forbid(unsafe_code)]
 
 use super::blocks::Blocks;
-use super::layout::{Area, Copy, Cut, INPUT, Layout, List, OUTPUT, WORK};
+use super::layout::{Area, Copy, Cut, Gather, INPUT, Layout, List, OUTPUT, WORK};
 use super::plan::Request;
-use crate::schedule::{Algorithm, Arranged, Collective, Rank, Schedule, Span};
+use crate::schedule::{Algorithm, Arranged, Collective, Order, Rank, Schedule, Span};
 use ringway_dataplane::memory::DType;
 use std::sync::Arc;
 
-/// Where the chunks of a collective are, and whether spans of blocks can be cut into pieces.
+/// Where the chunks of a collective are, and whether spans of blocks can be cut into pieces. What is gathered is combined in
+/// `order`.
 pub(super) fn arrange(
     (collective, algorithm): (Collective, Algorithm),
     request: &Request,
     (rank, ranks): (Rank, u32),
     element_bytes: usize,
-    schedule: &Arranged,
+    (schedule, order): (&Arranged, Order),
 ) -> (Layout, bool) {
     let caller_bytes = request.dtype.map_or(1, DType::size);
     let of = |area: Area| Layout { caller_bytes, ..Layout::of(area, request.count, element_bytes) };
@@ -25,22 +26,22 @@ pub(super) fn arrange(
     let converts = caller_bytes != element_bytes;
     let own = Span::one(rank);
     let blocks = |place, first| Area::Blocks { place, first };
-    let cut = Cut { parts: schedule.among_positions().parts(), chunks: schedule.chunks() };
+    let chunks = schedule.gathers().map_or(schedule.chunks(), |gathered| gathered.chunks);
+    let cut = Cut { parts: schedule.among_positions().parts(), chunks };
     let parts = Area::Parts { place: INPUT, cut };
-    let all = Span::new(0, schedule.chunks());
+    let all = Span::new(0, chunks);
     let root = request.root == rank;
     let layout = match collective {
-        Collective::AllReduce if schedule.gathers() => {
-            return (arrange_exchange(request, (rank, ranks), element_bytes), false);
-        }
         Collective::AllReduce | Collective::Reduce if converts => {
             let staged = Area::StagedParts { cut, lane_bytes: 0 };
             let total = (root || collective == Collective::AllReduce).then_some((staged, all));
             let before = Some(Copy { from: parts, to: staged, span: all, to_first: 0 });
             let after = Some(Copy { from: staged, to: parts, span: all, to_first: 0 });
-            Layout { before, after, total, ..of(staged) }
+            gathering(Layout { before, after, total, ..of(staged) }, cut, (schedule, order), rank)
         }
-        Collective::AllReduce => Layout { total: Some((parts, all)), ..of(parts) },
+        Collective::AllReduce => {
+            gathering(Layout { total: Some((parts, all)), ..of(parts) }, cut, (schedule, order), rank)
+        }
         Collective::Reduce => Layout { total: root.then_some((parts, all)), ..of(parts) },
         Collective::Broadcast => of(parts),
         // The one chunk of a barrier has no bytes; they are taken from the scratch's own neighbour.
@@ -90,18 +91,17 @@ pub(super) fn arrange(
     (layout, false)
 }
 
-/// The same for an all-reduce in which every rank gathers all and combines it by itself.
-fn arrange_exchange(request: &Request, (rank, ranks): (Rank, u32), element_bytes: usize) -> Layout {
-    let caller_bytes = request.dtype.map_or(1, DType::size);
-    let (staged, one) = (Area::Staged { chunks: ranks, lane_bytes: 0 }, Span::one(0));
-    let whole = Area::Parts { place: INPUT, cut: Cut::even(1) };
+/// The layout of an all-reduce with the operands that a rank gathers, if it does.
+fn gathering(layout: Layout, cut: Cut, (schedule, order): (&Arranged, Order), rank: Rank) -> Layout {
+    let Some(gathered) = schedule.gathers() else { return layout };
+    let own = schedule.position(rank);
+    let part = gathered.part(own);
+    let brackets = order.brackets(schedule.ranks(), own).into();
     Layout {
-        caller_bytes,
-        before: Some(Copy { from: whole, to: staged, span: one, to_first: rank }),
-        after: Some(Copy { from: staged, to: whole, span: one, to_first: 0 }),
-        folded: Some((staged, Span::new(0, ranks))),
-        total: Some((staged, one)),
-        ..Layout::of(staged, request.count, element_bytes)
+        high: Area::Gathered { cut, part, from_bytes: 0, lane_bytes: 0 },
+        split: gathered.chunks,
+        gather: Some(Gather { steps: gathered.steps, own, part, brackets }),
+        ..layout
     }
 }
 
@@ -241,7 +241,8 @@ mod tests {
                     let Some(schedule) = group.schedule(collective, algorithm, 0) else { continue };
                     for rank in 0..ranks {
                         let kind = (collective, algorithm);
-                        let (layout, _) = arrange(kind, &request, (rank, ranks), 4, &schedule);
+                        let (layout, _) =
+                            arrange(kind, &request, (rank, ranks), 4, (&schedule, Order::Doubling));
                         let Area::Except { own, .. } = layout.low else { continue };
                         seen += 1;
                         assert_eq!(own, rank);
@@ -265,7 +266,15 @@ mod tests {
                 let Some(schedule) = group.schedule(collective, algorithm, 0) else { continue };
                 let low = |in_place, element_bytes| {
                     let request = request(collective, in_place);
-                    arrange((collective, algorithm), &request, (0, 2), element_bytes, &schedule).0.low
+                    arrange(
+                        (collective, algorithm),
+                        &request,
+                        (0, 2),
+                        element_bytes,
+                        (&schedule, Order::Doubling),
+                    )
+                    .0
+                    .low
                 };
                 for in_place in [false, true] {
                     let plain = low(in_place, 4);

@@ -215,7 +215,8 @@ impl Core {
     /// Gives a slot the work area and scratch of its plan, unless what it has from before will do.
     pub(super) fn furnish(&mut self, slot: u16, plan: &Plan) -> Result<(), AllocError> {
         let run = &mut self.runs[usize::from(slot)];
-        let work = plan.layout.low.is_work().then_some(plan.work_bytes);
+        let in_work = plan.layout.low.is_work() || plan.layout.high.is_work();
+        let work = in_work.then_some(plan.work_bytes);
         let scratch = (plan.slots > 0).then(|| plan.scratch_bytes());
         for (have, needed) in [(&mut run.regions[WORK], work), (&mut run.scratch, scratch)] {
             let Some(needed) = needed.filter(|n| have.as_ref().is_none_or(|h| h.len() < *n)) else {
@@ -485,7 +486,8 @@ impl Core {
     pub(super) fn add_group(&mut self, mut group: Group) -> usize {
         group.numerics = self.options.numerics;
         group.costs = group.costs_over(&*self.transport, &self.options);
-        group.numbers.history = cutting(&self.options, &group.costs, self.caps.depth);
+        group.here = group.costs_here(&*self.transport, &self.options);
+        group.numbers.history = cutting(&self.options, (&group.costs, group.here.as_ref()), self.caps.depth);
         self.retired.retain(|closed| closed.id != group.info.id);
         self.recorder.happens(Befell::Made, Some(group.info.id), None, "");
         match self.groups.iter().position(Option::is_none) {

@@ -3,8 +3,10 @@
 #![forbid(unsafe_code)]
 
 use super::communicator::Communicator;
-use super::plan::costs_for;
-use crate::schedule::{Basis, Choice, Collective, Priced, Wanted, choose, prices};
+use super::plan::{costs_for, here_for};
+use crate::schedule::{
+    Basis, Choice, Collective, Priced, Wanted, Why, choose, choose_alike, prices, prices_in_memory,
+};
 
 /// What a communicator would choose for one size of a collective.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,12 +29,22 @@ impl Communicator {
         let wanted = group.wanted.unwrap_or(options.wanted);
         let costs = costs_for(bytes, &group.costs, &options, &caps);
         let basis = Basis { wanted, tuning: options.tuning.as_deref() };
-        let choice = choose(collective, &group.arrangement, bytes, costs, basis);
+        let here = here_for(bytes, group.here.as_ref(), group.arrangement.ranks(), &caps);
+        let choice = match here {
+            Some(here) => choose_alike(collective, &group.arrangement, bytes, (costs, here), basis),
+            None => choose(collective, &group.arrangement, bytes, costs, basis),
+        };
         Explained {
             hosts: group.arrangement.hosts(),
             choice: choice
                 .unwrap_or_else(|| unreachable!("a group has ranks, and every collective an algorithm")),
-            prices: prices(collective, &group.arrangement, bytes, costs, &wanted).collect(),
+            // By what it was chosen.
+            prices: match (here, choice.map(|choice| choice.why)) {
+                (Some(here), Some(Why::CheapestAlike)) => {
+                    prices_in_memory(collective, &group.arrangement, bytes, here, &wanted).collect()
+                }
+                _ => prices(collective, &group.arrangement, bytes, costs, &wanted).collect(),
+            },
         }
     }
 

@@ -20,7 +20,7 @@
 
 use super::options::EngineOptions;
 use crate::reduce::ReduceOp;
-use crate::schedule::{Algorithm, Collective, Costs};
+use crate::schedule::{Algorithm, Collective, Costs, LinkCosts};
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Stamp;
 use std::fmt;
@@ -157,11 +157,16 @@ fn digest(words: impl IntoIterator<Item = u64>) -> u16 {
 }
 
 /// Digest of what, besides the call itself, decides how a call is cut into messages and which tags they have: all ranks
-/// of a communicator must have it in common. `costs` are its links', `depth` is the transport's.
-pub(crate) fn cutting(options: &EngineOptions, costs: &Costs, depth: u32) -> u16 {
+/// of a communicator must have it in common. `costs` are its links', and those that decide among equal bits, `depth` is the
+/// transport's.
+pub(crate) fn cutting(
+    options: &EngineOptions,
+    (costs, here): (&Costs, Option<&LinkCosts>),
+    depth: u32,
+) -> u16 {
     let EngineOptions { slice_bytes, slices_in_flight, tuning, .. } = options;
     let slice_bytes = slice_bytes.map_or(0, |bytes| bytes as u64);
-    let numbers = [costs.inside, costs.between].into_iter().flat_map(|link| {
+    let numbers = [costs.inside, costs.between].into_iter().chain(here.copied()).flat_map(|link| {
         let numbers = [
             link.latency_us,
             link.message_us,

@@ -21,6 +21,10 @@ pub(super) const REMEMBERED_CALLS: usize = 256;
 /// Plans that a communicator keeps, so that a repeated call is not planned again.
 const KEPT_PLANS: usize = 8;
 
+/// Most ranks among which [`LinkCosts::SHARED_BY_SOME`] decides. Of more, each to every other are more messages than what they
+/// save is worth where ranks have cores of their own.
+const MOST_SHARING: usize = 8;
+
 /// A member of a communicator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Member {
@@ -145,6 +149,9 @@ pub(super) struct Group {
     pub(super) numbers: Numbers,
     /// What its links cost.
     pub(super) costs: Costs,
+    /// What they cost besides, where that decides among algorithms that give the same bits alone (schedule invariant I9): the
+    /// same on all ranks.
+    pub(super) here: Option<LinkCosts>,
     /// The algorithms that it was told to use, in place of the engine's.
     pub(super) wanted: Option<Wanted>,
     /// How its reductions are computed.
@@ -184,6 +191,7 @@ impl Group {
             peers,
             arrangement: arrangement(&info.members),
             costs: Costs::default(),
+            here: None,
             wanted: None,
             numerics: Numerics::default(),
             numbers: Numbers { seq: 0, history: 0, calls: vec![None; REMEMBERED_CALLS] },
@@ -211,6 +219,15 @@ impl Group {
             }
             _ => options.costs,
         }
+    }
+
+    /// What its links cost where all of more than two ranks share memory. To share memory is an equivalence ([`Transport::shares_memory`]):
+    /// if all do with one, all do with each other, and so all ranks say the same.
+    pub(super) fn costs_here(&self, transport: &dyn Transport, options: &EngineOptions) -> Option<LinkCosts> {
+        let mut others = (0..).zip(&self.peers).filter(|(rank, _)| *rank != self.info.my_rank);
+        let some = (3..=MOST_SHARING).contains(&self.peers.len()) && options.costs == Costs::default();
+        let share = some && others.all(|(_, peer)| transport.shares_memory(*peer));
+        share.then_some(LinkCosts::SHARED_BY_SOME)
     }
 
     pub(super) fn size(&self) -> u32 {
@@ -250,7 +267,8 @@ impl Group {
         if let Some((_, plan)) = self.plans.iter().find(|(r, _)| r == request) {
             return Ok(Arc::clone(plan));
         }
-        let among = Among { group: &self.arrangement, costs: &self.costs, numerics: self.numerics };
+        let (costs, here, numerics) = (&self.costs, self.here.as_ref(), self.numerics);
+        let among = Among { group: &self.arrangement, costs, here, numerics };
         let plan = match self.wanted {
             None => Plan::new(request, self.info.my_rank, among, options, caps)?,
             Some(wanted) => {

@@ -22,6 +22,8 @@ pub(super) struct Window {
     base: u32,
     loaded: u32,
     ended: bool,
+    /// The step that is not loaded before all earlier ones have finished and [`Window::open_gate`] was called.
+    gate: Option<u32>,
     /// Bits by place. `posted` stays set once set; `arrived` is a `Reduce` whose bytes wait to be combined.
     posted: u32,
     arrived: u32,
@@ -42,7 +44,8 @@ pub(super) enum Ready {
 impl Default for Window {
     fn default() -> Window {
         let none = Step::Send { to: 0, span: Span::new(0, 0) };
-        Window { steps: [none; WINDOW], base: 0, loaded: 0, ended: true, posted: 0, arrived: 0, done: 0 }
+        let steps = [none; WINDOW];
+        Window { steps, base: 0, loaded: 0, ended: true, gate: None, posted: 0, arrived: 0, done: 0 }
     }
 }
 
@@ -51,9 +54,9 @@ const fn bit(place: usize) -> u32 {
 }
 
 impl Window {
-    /// Empties the window and starts over at a step; those before it are over.
-    pub(super) fn restart(&mut self, step: u32) {
-        (self.base, self.loaded, self.ended) = (step, step, false);
+    /// Empties the window and starts over at a step; those before it are over. The steps from `gate` on wait for all before.
+    pub(super) fn restart(&mut self, step: u32, gate: Option<u32>) {
+        (self.base, self.loaded, self.ended, self.gate) = (step, step, false, gate);
         (self.posted, self.arrived, self.done) = (0, 0, 0);
     }
 
@@ -63,7 +66,7 @@ impl Window {
         while self.base < self.loaded && self.done & bit(self.base as usize % WINDOW) != 0 {
             self.base += 1;
         }
-        while !self.ended && self.loaded - self.base < WINDOW as u32 {
+        while !self.ended && self.loaded - self.base < WINDOW as u32 && self.gate != Some(self.loaded) {
             let place = self.loaded as usize % WINDOW;
             match schedule.step(rank, self.loaded) {
                 Some(step) => {
@@ -76,6 +79,16 @@ impl Window {
                 None => self.ended = true,
             }
         }
+    }
+
+    /// Whether all steps before the gate have finished, and it is shut.
+    pub(super) fn is_at_gate(&self) -> bool {
+        self.base == self.loaded && self.gate == Some(self.loaded)
+    }
+
+    /// Lets the steps behind the gate begin.
+    pub(super) fn open_gate(&mut self) {
+        self.gate = None;
     }
 
     /// Whether every step of the slice has finished.
@@ -184,7 +197,7 @@ mod tests {
     fn window(collective: Collective, algorithm: Algorithm, ranks: u32, rank: Rank) -> (AnySchedule, Window) {
         let schedule = AnySchedule::new(collective, algorithm, ranks, 0).unwrap();
         let mut window = Window::default();
-        window.restart(0);
+        window.restart(0, None);
         window.slide(&schedule, rank);
         (schedule, window)
     }
@@ -219,6 +232,27 @@ mod tests {
         assert_eq!(w.ready(3), Ready::Waits, "until the one before it from the same peer is posted");
         w.set_posted(1);
         assert!(matches!(w.ready(3), Ready::Post(Step::Reduce { .. })));
+    }
+
+    #[test]
+    fn no_step_behind_the_gate_begins_before_it_is_opened() {
+        // I10 of schedules.
+        let schedule = AnySchedule::new(Collective::AllReduce, Algorithm::Direct, 3, 0).unwrap();
+        let gate = schedule.gathers().unwrap().steps;
+        let mut w = Window::default();
+        w.restart(0, Some(gate));
+        w.slide(&schedule, 1);
+        assert_eq!(w.open(), 0..gate);
+        for number in w.open() {
+            assert!(!w.is_at_gate());
+            w.set_posted(Window::place(number));
+            w.set_completed(Window::place(number));
+            w.slide(&schedule, 1);
+        }
+        assert!(w.is_at_gate() && !w.finished());
+        w.open_gate();
+        w.slide(&schedule, 1);
+        assert_eq!(w.open(), gate..2 * gate);
     }
 
     #[test]

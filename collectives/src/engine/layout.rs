@@ -12,7 +12,7 @@
 #![forbid(unsafe_code)]
 
 use super::slice::near_equal;
-use crate::schedule::Span;
+use crate::schedule::{Bracket, Span};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ pub(super) const INPUT: Place = 0;
 pub(super) const OUTPUT: Place = 1;
 /// Memory of the run's own, for blocks that pass through or are combined on the way.
 pub(super) const WORK: Place = 2;
+/// Bytes of a cache line, which every element's size divides.
+const LINE: usize = 64;
 /// Number of places.
 pub(super) const PLACES: usize = 3;
 
@@ -64,13 +66,16 @@ pub(super) enum Area {
     Except { place: Place, own: u32, at: Place },
     /// Pieces of `chunks` blocks side by side, `lane_bytes` per lane, made and emptied slice by slice.
     Staged { chunks: u32, lane_bytes: usize },
+    /// As many pieces of a slice's chunk `part` of a buffer that is cut so as there are ranks, side by side from `from_bytes`
+    /// on of the `lane_bytes` per lane.
+    Gathered { cut: Cut, part: u32, from_bytes: usize, lane_bytes: usize },
 }
 
 impl Area {
     /// Whether it lies in the run's own memory.
     pub(super) fn is_work(&self) -> bool {
         match *self {
-            Area::Staged { .. } | Area::StagedParts { .. } => true,
+            Area::Staged { .. } | Area::StagedParts { .. } | Area::Gathered { .. } => true,
             Area::Parts { place, .. } | Area::Blocks { place, .. } | Area::Listed { place, .. } => {
                 place == WORK
             }
@@ -88,6 +93,18 @@ pub(super) struct Copy {
     pub(super) span: Span,
     /// The first of them as `to` numbers them.
     pub(super) to_first: u32,
+}
+
+/// What is combined once all of it has come: operands by position, that of `own` in the buffer, the others in the area of
+/// the high chunks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Gather {
+    /// After how many steps (schedule invariant I10).
+    pub(super) steps: u32,
+    /// This rank's position, and the chunk of the buffer that it combines.
+    pub(super) own: u32,
+    pub(super) part: u32,
+    pub(super) brackets: Arc<[Bracket]>,
 }
 
 /// Ranges of elements, one per rank.
@@ -114,8 +131,8 @@ pub(super) struct Layout {
     pub(super) slices: u32,
     pub(super) before: Option<Copy>,
     pub(super) after: Option<Copy>,
-    /// Chunks of an area that are combined into the first of them at the end of each slice, one after another.
-    pub(super) folded: Option<(Area, Span)>,
+    /// What is combined on the way of each slice, out of what was gathered.
+    pub(super) gather: Option<Gather>,
     /// What an average is finished on, at the end of each slice.
     pub(super) total: Option<(Area, Span)>,
 }
@@ -141,7 +158,7 @@ impl Layout {
             slices: 1,
             before: None,
             after: None,
-            folded: None,
+            gather: None,
             total: None,
         }
     }
@@ -153,6 +170,15 @@ impl Layout {
             self.in_area(&self.low, span, slice, lane)
         } else {
             self.in_area(&self.high, Span::new(span.first - self.split, span.count), slice, lane)
+        }
+    }
+
+    /// Where the operand of a position lies.
+    pub(super) fn operand(&self, gather: &Gather, position: u32, slice: u32, lane: usize) -> Spot {
+        if position == gather.own {
+            self.in_area(&self.low, Span::one(gather.part), slice, lane)
+        } else {
+            self.in_area(&self.high, Span::one(position), slice, lane)
         }
     }
 
@@ -192,6 +218,12 @@ impl Layout {
                 let start = span.first as usize * self.elements;
                 (place, start + piece.start..start + piece.end)
             }
+            Area::Gathered { cut, part, from_bytes, lane_bytes } => {
+                let each = self.gathered_bytes(cut) / self.element_bytes;
+                let start = (lane * lane_bytes + from_bytes) / self.element_bytes;
+                let start = start + span.first as usize * each;
+                (WORK, start..start + self.cut_out(cut, part, slice).len())
+            }
             Area::Staged { lane_bytes, .. } => {
                 let start = lane * lane_bytes / self.element_bytes + span.first as usize * piece.len();
                 (WORK, start..start + span.count as usize * piece.len())
@@ -221,6 +253,12 @@ impl Layout {
         cut.parts as usize * self.piece(cut.parts) * self.element_bytes
     }
 
+    /// From one operand of [`Area::Gathered`] to the next, in bytes: whole cache lines.
+    pub(super) fn gathered_bytes(&self, cut: Cut) -> usize {
+        let elements = self.piece(cut.parts).div_ceil(cut.each() as usize);
+        (elements * self.element_bytes).next_multiple_of(LINE)
+    }
+
     /// `span` of an area in runs that are contiguous in every slice.
     pub(super) fn runs(&self, area: &Area, span: Span) -> impl Iterator<Item = Span> + use<> {
         let longest = match *area {
@@ -241,9 +279,11 @@ impl Layout {
                 let parts = chunks.div_ceil(cut.each()) as usize;
                 (piece.div_ceil(cut.each() as usize) * chunks as usize).min(parts * piece)
             }
-            Area::Blocks { .. } | Area::Listed { .. } | Area::Except { .. } | Area::Staged { .. } => {
-                self.piece(1) * chunks as usize
-            }
+            Area::Blocks { .. }
+            | Area::Listed { .. }
+            | Area::Except { .. }
+            | Area::Staged { .. }
+            | Area::Gathered { .. } => self.piece(1) * chunks as usize,
         };
         elements * self.element_bytes
     }
@@ -357,6 +397,38 @@ mod tests {
         let l = layout(Area::Staged { chunks: 3, lane_bytes: 3 * 16 }, 10, 3);
         assert_eq!(l.locate(Span::new(0, 3), 0, 1), Spot { place: WORK, bytes: 48..96 });
         assert_eq!(l.locate(Span::new(1, 2), 2, 0), Spot { place: WORK, bytes: 12..36 });
+    }
+
+    #[test]
+    fn gathered_operands_are_apart_within_their_lane_and_as_long_as_their_part() {
+        for (chunks, own) in [(1, 2), (4, 2), (3, 0)] {
+            let cut = Cut::even(chunks);
+            for (elements, slices) in [(0, 1), (5, 1), (1000, 3), (97, 2)] {
+                let (parts, part) = (Area::Parts { place: INPUT, cut }, own.min(chunks - 1));
+                let bare = layout(parts, elements, slices);
+                let each = bare.gathered_bytes(cut);
+                let (from_bytes, lane_bytes) = (64, 64 + 4 * each);
+                let high = Area::Gathered { cut, part, from_bytes, lane_bytes };
+                let l = Layout { high, split: chunks, ..bare };
+                let gather = Gather { steps: 6, own, part, brackets: Arc::from([]) };
+                for slice in 0..slices {
+                    let mine = l.locate(Span::one(part), slice, 1);
+                    let mut at = lane_bytes + from_bytes;
+                    for position in 0..4 {
+                        let spot = l.operand(&gather, position, slice, 1);
+                        assert_eq!(spot.bytes.len(), mine.bytes.len());
+                        if position == own {
+                            assert_eq!(spot, mine);
+                            continue;
+                        }
+                        assert_eq!(spot, l.locate(Span::one(chunks + position), slice, 1));
+                        assert!(spot.place == WORK && spot.bytes.start >= at);
+                        at = spot.bytes.end;
+                    }
+                    assert!(at <= 2 * lane_bytes);
+                }
+            }
+        }
     }
 
     #[test]

@@ -14,8 +14,8 @@ use super::reduction::Function;
 use super::slice::{Share, share, widest_message, widest_reduce};
 use crate::reduce::ReduceOp;
 use crate::schedule::{
-    Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Rank, Schedule,
-    Span, Step, Wanted, Why, choose as cheapest, prices,
+    Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, LinkCosts, Order, Priced,
+    Rank, Schedule, Span, Step, Wanted, Why, choose as cheapest, choose_alike, prices,
 };
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Caps;
@@ -125,6 +125,8 @@ impl Schedule for Program {
 pub(super) struct Among<'a> {
     pub(super) group: &'a Arrangement,
     pub(super) costs: &'a Costs,
+    /// What its links cost besides, as far as that may decide ([`Group::here`](super::group::Group)).
+    pub(super) here: Option<&'a LinkCosts>,
     pub(super) numerics: Numerics,
 }
 
@@ -214,7 +216,8 @@ impl Plan {
         let ranks = among.group.ranks();
         let (choice, schedule) = choose(collective, request, among, element_bytes, (options, caps))?;
         let kind = (collective, choice.algorithm);
-        let (mut layout, pieces) = arrange(kind, request, (rank, ranks), element_bytes, &schedule);
+        let order = if among.numerics.in_sequence(request) { Order::Sequence } else { Order::Doubling };
+        let (mut layout, pieces) = arrange(kind, request, (rank, ranks), element_bytes, (&schedule, order));
         let pairwise = request.blocks.is_some() && collective == Collective::AllToAll;
         let widest = widest_message(schedule.among_positions());
         let wanted = options.slice_bytes.unwrap_or(usize::try_from(choice.slice_bytes).unwrap_or(usize::MAX));
@@ -271,7 +274,20 @@ impl Plan {
         let block = self.layout.elements * self.layout.element_bytes;
         let lanes = self.lanes as usize;
         let piece = self.layout.longest_bytes(1);
-        if let Area::Staged { chunks, .. } = self.layout.low {
+        if let Area::Gathered { cut, part, .. } = self.layout.high {
+            // Where elements are converted, the buffer is in the work area too, before what is gathered.
+            let from_bytes = match self.layout.low {
+                Area::StagedParts { cut, .. } => self.layout.lane_bytes(cut).next_multiple_of(SLOT_ALIGN),
+                _ => 0,
+            };
+            let ranks = self.program.ranks() as usize;
+            let lane_bytes = from_bytes + ranks * self.layout.gathered_bytes(cut);
+            if let Area::StagedParts { cut, .. } = self.layout.low {
+                self.layout.restage(Area::StagedParts { cut, lane_bytes });
+            }
+            self.layout.high = Area::Gathered { cut, part, from_bytes, lane_bytes };
+            self.work_bytes = lane_bytes * lanes;
+        } else if let Area::Staged { chunks, .. } = self.layout.low {
             let staged = Area::Staged { chunks, lane_bytes: piece * chunks as usize };
             self.layout.restage(staged);
             self.work_bytes = piece * chunks as usize * lanes;
@@ -286,7 +302,8 @@ impl Plan {
         } else if matches!(self.layout.low, Area::Blocks { place: WORK, .. }) {
             self.work_bytes = block * schedule.room(rank).count as usize;
         }
-        if collective.reduces() || collective == Collective::Barrier {
+        let combines_at_once = collective.reduces() && schedule.gathers().is_none();
+        if combines_at_once || collective == Collective::Barrier {
             let longest = self.layout.longest_bytes(widest_reduce(schedule.among_positions()));
             self.slot_bytes = longest.next_multiple_of(SLOT_ALIGN);
             self.slots = (LANE_SCRATCH_BYTES / self.slot_bytes.max(1)).clamp(MIN_SLOTS, WINDOW);
@@ -313,7 +330,7 @@ impl Layout {
             swap(&mut copy.from);
             swap(&mut copy.to);
         }
-        for (area, _) in [&mut self.folded, &mut self.total].into_iter().flatten() {
+        if let Some((area, _)) = &mut self.total {
             swap(area);
         }
     }
@@ -327,7 +344,7 @@ fn choose(
     element_bytes: usize,
     (options, caps): (&EngineOptions, &Caps),
 ) -> Result<(Choice, Arranged), InvalidCall> {
-    let Among { group, costs, numerics } = among;
+    let Among { group, costs, here, numerics } = among;
     let ranks = group.ranks();
     let is_blocked = matches!(
         collective,
@@ -343,6 +360,7 @@ fn choose(
     };
     let bytes = bytes.saturating_mul(element_bytes) as u64;
     let costs = costs_for(bytes, costs, options, caps);
+    let here = here_for(bytes, here, ranks, caps);
     let rule = Rule {
         // `a op b` is `b op a`: two ranks have one order.
         in_sequence: numerics.in_sequence(request) && (ranks > 2 || request.function.is_some()),
@@ -354,7 +372,10 @@ fn choose(
     let group = if rule.in_sequence || rule.in_order { &numbered } else { group };
     let basis = Basis { wanted: options.wanted, tuning: options.tuning.as_deref() };
     let choice = match rule.is_free() {
-        true => cheapest(collective, group, bytes, costs, basis),
+        true => match here {
+            Some(here) => choose_alike(collective, group, bytes, (costs, here), basis),
+            None => cheapest(collective, group, bytes, costs, basis),
+        },
         false => rule.choose(collective, group, request.root, (bytes, costs), &options.wanted),
     };
     let found = choice.and_then(|c| c.schedule(collective, group, request.root).map(|s| (c, s)));
@@ -371,6 +392,17 @@ pub(super) fn costs_for<'a>(
     // Beyond what goes at once by halves, exchanging all and combining it by oneself is as quick over shared memory too
     // (512 KiB between 2 ranks: 55 us, 64 by halves), and is what other transports do.
     if bytes <= caps.eager_bytes.saturating_mul(2) { costs } else { &options.costs }
+}
+
+/// What links cost besides, where that may decide for a call of this size: while each part of a rank's goes at once. Beyond,
+/// bytes rule, and what is chosen for any transport is as good here.
+pub(super) fn here_for<'a>(
+    bytes: u64,
+    here: Option<&'a LinkCosts>,
+    ranks: u32,
+    caps: &Caps,
+) -> Option<&'a LinkCosts> {
+    here.filter(|_| bytes <= caps.eager_bytes.saturating_mul(ranks.into()))
 }
 
 /// What a call asks of its algorithm.

@@ -245,8 +245,10 @@ impl Run {
         }
         l.slice = slice;
         l.free = (1u32 << self.plan.slots) - 1;
-        l.window.restart(self.begun.unwrap_or_default().step);
-        if let Some(Stand { step, ahead }) = self.begun.filter(|begun| begun.ahead != 0) {
+        let begun = self.begun.unwrap_or_default();
+        let gather = self.plan.layout.gather.as_ref().filter(|_| !begun.gathered);
+        l.window.restart(begun.step, gather.map(|gather| gather.steps));
+        if let Some(Stand { step, ahead, .. }) = self.begun.filter(|begun| begun.ahead != 0) {
             l.window.slide(&self.plan.program, self.rank);
             let places = (0..WINDOW as u32).filter(|behind| ahead & 1 << behind != 0);
             for place in places.map(|behind| Window::place(step + behind)) {
@@ -339,6 +341,11 @@ impl Run {
     fn advance_lane(&mut self, lane: usize, io: &mut Io<'_>, budget: &mut usize) -> Result<(), Fault> {
         while self.lanes[lane].busy {
             self.lanes[lane].window.slide(&self.plan.program, self.rank);
+            if self.lanes[lane].window.is_at_gate() {
+                self.gather(lane, io.kernels)?;
+                self.lanes[lane].window.open_gate();
+                continue;
+            }
             if self.lanes[lane].window.finished() {
                 self.finish_slice(lane, io.kernels)?;
                 self.take_slice(lane, self.lanes[lane].slice.saturating_add(self.width()))?;

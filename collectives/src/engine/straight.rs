@@ -56,6 +56,8 @@ pub(super) struct Stand {
     pub(super) step: u32,
     /// Sends behind it that are over (A5): bit `i` is step `step + i`.
     pub(super) ahead: u32,
+    /// What was gathered is combined (schedule invariant I10).
+    pub(super) gathered: bool,
 }
 
 impl Stand {
@@ -157,6 +159,20 @@ impl Places<'_, '_> {
         &mut all[spot.bytes]
     }
 
+    /// The two operands of a combination, which lie apart.
+    fn operands(&mut self, into: Spot, from: Spot) -> (&mut [u8], &[u8]) {
+        match (into.place, from.place) {
+            (INPUT, WORK) => (&mut self.input.bytes_mut()[into.bytes], &self.work[from.bytes]),
+            (WORK, INPUT) => (&mut self.work[into.bytes], &self.input.bytes()[from.bytes]),
+            (WORK, WORK) => {
+                let pair = self.work.get_disjoint_mut([into.bytes, from.bytes]);
+                let [a, b] = pair.unwrap_or_else(|_| unreachable!("operands lie apart"));
+                (a, b)
+            }
+            places => unreachable!("no layout combines {places:?}"),
+        }
+    }
+
     fn copy(&mut self, from: Spot, to: Spot) {
         let (source, target) = match (from.place, to.place) {
             (INPUT, OUTPUT) => (self.input.bytes(), self.output.bytes_mut()),
@@ -242,7 +258,7 @@ impl Straight<'_, '_> {
         if is_urgent {
             before.iter().for_each(|copy| self.copy(copy));
         }
-        Some(Stand { step: u32::from(first.is_send()), ahead: 0 })
+        Some(Stand { step: u32::from(first.is_send()), ..Stand::default() })
     }
 
     fn copy(&mut self, copy: &Copy) {
@@ -257,7 +273,12 @@ impl Straight<'_, '_> {
 
     /// Makes the steps from `stand` on. Returns where it could not go on, if there is such a place.
     fn go(&mut self, mut stand: Stand) -> Option<Stand> {
-        while let Some(step) = self.plan.program.step(self.rank, stand.step) {
+        loop {
+            if !stand.gathered && self.plan.layout.gather.as_ref().is_some_and(|g| g.steps == stand.step) {
+                self.gather();
+                stand.gathered = true;
+            }
+            let step = self.plan.program.step(self.rank, stand.step)?;
             if !step.is_send() {
                 self.send_ahead(&mut stand);
             }
@@ -267,7 +288,26 @@ impl Straight<'_, '_> {
             }
             stand.next();
         }
-        None
+    }
+
+    /// Combines what was gathered.
+    fn gather(&mut self) {
+        let plan = self.plan;
+        let (Some(gather), Some(op), Some(dtype)) =
+            (&plan.layout.gather, self.request.op, self.request.dtype)
+        else {
+            return;
+        };
+        for bracket in gather.brackets.iter() {
+            let spot = |position| plan.layout.operand(gather, position, 0, 0);
+            let (into, from) = (spot(bracket.into), spot(bracket.from));
+            if into.bytes.is_empty() {
+                continue;
+            }
+            let (sum, incoming) = self.places.operands(into, from);
+            let combined = self.io.kernels.combine(op, dtype, sum, incoming);
+            debug_assert!(combined.is_ok(), "checked before the call: {combined:?}");
+        }
     }
 
     /// A5: makes the sends behind a step that waits, up to the first that cannot be made before it.
@@ -275,7 +315,9 @@ impl Straight<'_, '_> {
         let (program, rank, first) = (&self.plan.program, self.rank, stand.step);
         let step = |behind| program.step(rank, first + behind);
         let unmade = |ahead: u32, below: u32| (0..below).filter(move |behind| ahead & 1 << behind == 0);
-        for behind in 1..WINDOW as u32 {
+        // I10 of schedules.
+        let gate = self.plan.layout.gather.as_ref().filter(|_| !stand.gathered).map(|g| g.steps - first);
+        for behind in 1..gate.unwrap_or(u32::MAX).min(WINDOW as u32) {
             let Some(next) = step(behind) else { return };
             if !next.is_send() || stand.ahead & 1 << behind != 0 {
                 continue;
@@ -291,18 +333,6 @@ impl Straight<'_, '_> {
     /// What is left to do after the last step.
     fn finish(&mut self) {
         let layout = &self.plan.layout;
-        if let (Some((area, span)), Some(op), Some(dtype)) =
-            (layout.folded, self.request.op, self.request.dtype)
-        {
-            let first = layout.in_area(&area, Span::one(span.first), 0, 0).bytes;
-            for chunk in span.first + 1..span.end() {
-                let next = layout.in_area(&area, Span::one(chunk), 0, 0).bytes;
-                let (sum, rest) = self.places.work.split_at_mut(first.end);
-                let incoming = &rest[next.start - first.end..next.end - first.end];
-                let combined = self.io.kernels.combine(op, dtype, &mut sum[first.clone()], incoming);
-                debug_assert!(combined.is_ok(), "checked before the call: {combined:?}");
-            }
-        }
         if let (Some((area, span)), Some(op), Some(dtype)) =
             (layout.total, self.request.op, self.request.dtype)
         {

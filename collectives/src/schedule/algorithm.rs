@@ -9,7 +9,8 @@ use std::str::FromStr;
 /// memory, and a chunk may be empty (a buffer shorter than the number of chunks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Collective {
-    /// Chunks are near-equal parts of the one buffer; at the end all of them hold the total on every rank.
+    /// Chunks are near-equal parts of the one buffer; at the end all of them hold the total on every rank. Where ranks gather
+    /// operands, further chunks take those ([`Schedule::gathers`](super::Schedule::gathers)).
     AllReduce,
     /// Chunk `c` is the part of rank `c`; at the end rank `r`'s chunk `r` holds the total, and its other chunks hold
     /// partial results.
@@ -91,13 +92,22 @@ impl Collective {
             ],
             Collective::ReduceScatter => &[Ring, Halving, Direct, Chain],
             Collective::AllGather => &[Ring, Doubling, Direct, Leaders],
-            Collective::Broadcast => &[Tree, Chain, ScatterAllGather, DoubleTree, Leaders],
+            Collective::Broadcast => &[Tree, Chain, ScatterAllGather, DoubleTree, Leaders, Direct],
             Collective::Reduce => &[Tree, Ring, DoubleTree, Leaders, Chain],
             Collective::Gather | Collective::Scatter => &[Direct, Tree],
             Collective::AllToAll => &[Direct],
             Collective::Barrier => &[Dissemination, Leaders],
             Collective::Scan | Collective::ExclusiveScan => &[Chain],
         }
+    }
+
+    /// Whether two of its algorithms give the same bits (I9).
+    pub fn are_alike(self, a: Algorithm, b: Algorithm) -> bool {
+        use Algorithm::{Direct, Doubling, Exchange, Halving};
+        let in_doublings_order = |algorithm| matches!(algorithm, Doubling | Halving | Direct | Exchange);
+        !self.reduces()
+            || a == b
+            || matches!(self, Collective::AllReduce) && in_doublings_order(a) && in_doublings_order(b)
     }
 
     /// Its name in lower case with underscores, such as `all_reduce`.

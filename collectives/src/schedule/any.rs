@@ -22,7 +22,7 @@ macro_rules! any_schedule {
                 match self { $(AnySchedule::$name(s) => s.chunks()),* }
             }
 
-            fn gathers(&self) -> bool {
+            fn gathers(&self) -> Option<Gathered> {
                 match self { $(AnySchedule::$name(s) => s.gathers()),* }
             }
 
@@ -89,6 +89,8 @@ any_schedule! {
     TreeBroadcast,
     /// Broadcast along a chain.
     ChainBroadcast,
+    /// Broadcast by direct messages.
+    DirectBroadcast,
     /// Broadcast by scatter and all-gather.
     ScatterAllGatherBroadcast,
     /// Reduce up a tree.
@@ -142,6 +144,7 @@ impl AnySchedule {
             (C::AllGather, A::Direct) => DirectAllGather { ranks }.into(),
             (C::Broadcast, A::Tree) => TreeBroadcast { ranks, root }.into(),
             (C::Broadcast, A::Chain) => ChainBroadcast { ranks, root }.into(),
+            (C::Broadcast, A::Direct) => DirectBroadcast { ranks, root }.into(),
             (C::Broadcast, A::ScatterAllGather) => ScatterAllGatherBroadcast { ranks, root }.into(),
             (C::Reduce, A::Tree) => TreeReduce { ranks, root }.into(),
             (C::Reduce, A::Ring) => RingReduce { ranks, root }.into(),
@@ -170,15 +173,13 @@ impl AnySchedule {
         }
     }
 
-    /// How many equal runs its chunks make of which each is combined in an order of its own (I7). 1 where all chunks are
+    /// How many equal runs the buffer's chunks make of which each is combined in an order of its own (I7). 1 where all chunks are
     /// combined alike, where none is, and where chunks are the blocks of ranks.
     pub fn parts(&self) -> u32 {
         match self {
             // `a op b` is `b op a`.
             _ if self.ranks() <= 2 => 1,
-            AnySchedule::RingAllReduce(_) | AnySchedule::DirectAllReduce(_) | AnySchedule::RingReduce(_) => {
-                self.chunks()
-            }
+            AnySchedule::RingAllReduce(_) | AnySchedule::RingReduce(_) => self.chunks(),
             AnySchedule::DoubleTree(s) => s.parts(),
             AnySchedule::LaneAllReduce(s) => s.parts(),
             _ => 1,

@@ -8,6 +8,7 @@
 
 use super::algorithm::{Algorithm, Collective};
 use super::any::AnySchedule;
+use super::gathered::Gathered;
 use super::hierarchical::{LaneAllReduce, LeaderSchedule};
 use super::runs::Runs;
 use super::step::{Rank, Schedule, Span, Step};
@@ -112,7 +113,6 @@ impl Arrangement {
             return None;
         }
         let blocks = match collective {
-            Collective::AllReduce if algorithm == Algorithm::Exchange => Blocks::Ranks,
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier => {
                 Blocks::None
             }
@@ -218,8 +218,7 @@ impl Arranged {
 
     /// As [`AnySchedule::keeps_rank_order`]: never, when ranks are reordered.
     pub fn keeps_rank_order(&self) -> bool {
-        // What is gathered is combined in the order of ranks, wherever they stand.
-        (self.order.is_none() || self.schedule.gathers()) && self.schedule.keeps_rank_order()
+        self.order.is_none() && self.schedule.keeps_rank_order()
     }
 }
 
@@ -254,7 +253,7 @@ impl Schedule for Arranged {
         })
     }
 
-    fn gathers(&self) -> bool {
+    fn gathers(&self) -> Option<Gathered> {
         self.schedule.gathers()
     }
 
@@ -263,9 +262,12 @@ impl Schedule for Arranged {
         self.schedule.symmetry().filter(|_| self.order.is_none())
     }
 
+    fn position(&self, rank: Rank) -> u32 {
+        self.order.as_ref().map_or(rank, |order| order.positions[rank as usize])
+    }
+
     fn steps(&self, rank: Rank) -> u32 {
-        let position = self.order.as_ref().map_or(rank, |order| order.positions[rank as usize]);
-        self.schedule.steps(position)
+        self.schedule.steps(self.position(rank))
     }
 
     fn incoming_is_left(&self, rank: Rank, step: &Step) -> bool {

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+use super::gathered::Gathered;
 use super::step::{Rank, Schedule, Span, Step};
 
 /// Reduce-scatter in two sweeps of `n - 1` steps each: data first moves up (to higher ranks), then down. So rank `r`
@@ -52,7 +53,8 @@ pub(super) fn gather(n: u32, root: Rank, rank: Rank, index: u32) -> Option<Step>
     })
 }
 
-/// All-reduce in two rounds: part `c` of the buffer is reduced by rank `c`, which sends the total to all.
+/// All-reduce in two rounds: part `c` of the buffer is gathered by rank `c`, which combines it and sends the total to all.
+/// Chunks `0..ranks` are the parts, chunk `ranks + r` takes what rank `r` has of one's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DirectAllReduce {
     /// Number of ranks.
@@ -65,21 +67,28 @@ impl Schedule for DirectAllReduce {
     }
 
     fn chunks(&self) -> u32 {
-        self.ranks
+        2 * self.ranks
     }
 
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
         let half = 2 * (self.ranks - 1);
         match index {
-            i if i < half => Some(reduce_scatter(self.ranks, rank, i)),
+            i if i < half => Some(match reduce_scatter(self.ranks, rank, i) {
+                Step::Reduce { from, .. } => Step::Recv { from, span: Span::one(self.ranks + from) },
+                send => send,
+            }),
             i if i < 2 * half => Some(all_gather(self.ranks, rank, i - half)),
             _ => None,
         }
     }
+
+    fn gathers(&self) -> Option<Gathered> {
+        Some(Gathered { steps: 2 * (self.ranks - 1), chunks: self.ranks })
+    }
 }
 
-/// All-reduce in one round: every rank sends all it has to all others, and combines what comes in the order of ranks
-/// ([`Schedule::gathers`]). The fewest messages one after another that there can be, and the most bytes.
+/// All-reduce in one round: every rank sends all it has to all others, and combines what comes. The fewest messages one
+/// after another that there can be, and the most bytes. Chunk 0 is the buffer, chunk `1 + r` takes what rank `r` has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExchangeAllReduce {
     /// Number of ranks.
@@ -92,15 +101,20 @@ impl Schedule for ExchangeAllReduce {
     }
 
     fn chunks(&self) -> u32 {
-        self.ranks
+        1 + self.ranks
     }
 
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
-        (index < 2 * (self.ranks - 1)).then(|| all_gather(self.ranks, rank, index))
+        (index < 2 * (self.ranks - 1)).then(|| match all_gather(self.ranks, rank, index) {
+            Step::Send { to, .. } => Step::Send { to, span: Span::one(0) },
+            Step::Recv { from, .. } | Step::Reduce { from, .. } => {
+                Step::Recv { from, span: Span::one(1 + from) }
+            }
+        })
     }
 
-    fn gathers(&self) -> bool {
-        true
+    fn gathers(&self) -> Option<Gathered> {
+        Some(Gathered { steps: 2 * (self.ranks - 1), chunks: 1 })
     }
 }
 
@@ -143,6 +157,33 @@ impl Schedule for DirectAllGather {
 
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
         (index < 2 * (self.ranks - 1)).then(|| all_gather(self.ranks, rank, index))
+    }
+}
+
+/// Broadcast in one round: the root sends all to everybody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DirectBroadcast {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// The rank that brings the data.
+    pub root: Rank,
+}
+
+impl Schedule for DirectBroadcast {
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn chunks(&self) -> u32 {
+        1
+    }
+
+    fn step(&self, rank: Rank, index: u32) -> Option<Step> {
+        let (n, span) = (self.ranks, Span::one(0));
+        if rank != self.root {
+            return (index == 0).then_some(Step::Recv { from: self.root, span });
+        }
+        (index < n - 1).then(|| Step::Send { to: (rank + 1 + index) % n, span })
     }
 }
 

@@ -8,10 +8,10 @@
 use super::step::{Rank, Schedule, Span, Step};
 use super::symmetry::Symmetry;
 
-/// Ranks folded so that a power of two of them stays active: of the first `2 * extra` ranks each odd one hands its
+/// The ranks that stay active where some are folded, so that they are a power of two: of the first `2 * extra` ranks each odd one hands its
 /// data to the even one below it. Neighbours are folded so that every active rank stands for a run of ranks (I6).
 #[derive(Clone, Copy)]
-pub(super) struct Fold {
+pub(super) struct Active {
     pub(super) extra: u32,
     pub(super) rounds: u32,
 }
@@ -25,10 +25,10 @@ pub(super) enum Place {
     Folded { into: Rank },
 }
 
-impl Fold {
-    pub(super) fn of(ranks: u32) -> Fold {
+impl Active {
+    pub(super) fn of(ranks: u32) -> Active {
         let rounds = ranks.ilog2();
-        Fold { extra: ranks - (1 << rounds), rounds }
+        Active { extra: ranks - (1 << rounds), rounds }
     }
 
     pub(super) fn place(&self, rank: Rank) -> Place {
@@ -90,7 +90,7 @@ impl Schedule for DoublingAllReduce {
     }
 
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
-        let fold = Fold::of(self.ranks);
+        let fold = Active::of(self.ranks);
         let all = Span::one(0);
         fold.step(all, rank, index, 2 * fold.rounds, |number, i| {
             let peer = fold.rank(number ^ (1 << (i / 2)));

@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::doubling::Fold;
+use super::doubling::Active;
 use super::step::{Rank, Schedule, Span, Step};
 use super::symmetry::Symmetry;
 
@@ -40,7 +40,7 @@ impl Schedule for HalvingAllReduce {
     }
 
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
-        let fold = Fold::of(self.ranks);
+        let fold = Active::of(self.ranks);
         let chunks = self.chunks();
         let all = Span::new(0, chunks);
         fold.step(all, rank, index, 4 * fold.rounds, |number, i| {

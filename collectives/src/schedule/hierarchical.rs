@@ -72,7 +72,7 @@ impl LeaderSchedule {
         }
         let nodes = nodes.filter(|nodes| hosts.is_cut_by(nodes) && nodes.count() < hosts.positions());
         let found = LeaderSchedule { what, hosts, nodes, among, root };
-        found.inner().is_some_and(|inner| inner.parts() == 1 && !inner.gathers()).then_some(found)
+        found.inner().is_some_and(|inner| inner.parts() == 1 && inner.gathers().is_none()).then_some(found)
     }
 
     /// The schedule among hosts; `None` cannot be, since `new` has made it once.
@@ -220,7 +220,7 @@ impl LaneAllReduce {
         }
         let lanes = hosts.shortest();
         let found = LaneAllReduce { hosts, lanes, among };
-        found.inner().is_some_and(|inner| !inner.gathers()).then_some(found)
+        found.inner().is_some_and(|inner| inner.gathers().is_none()).then_some(found)
     }
 
     /// Most chunks in one message: those of one part.

@@ -33,6 +33,11 @@
 //!   No step of a reduction spans chunks of two parts.
 //! - **I8** Where [`Schedule::symmetry`] says so, a rank that is moved onto another does what that one does: as many steps of
 //!   the same kinds over spans of the same lengths, with peers moved alike, and which steps conflict (I4) is the same.
+//! - **I9** Algorithms that [`Collective::are_alike`] calls so give the same bits: every element is the same expression over the
+//!   positions, in recursive doubling's order ([`Order::Doubling`]). So which of them is run may differ between groups of
+//!   equal positions, by what their links are.
+//! - **I10** Where ranks combine what they have gathered ([`Schedule::gathers`]), all steps before are over first, and no step
+//!   after has begun.
 
 #![forbid(unsafe_code)]
 
@@ -45,6 +50,7 @@ mod direct;
 mod dissemination;
 mod double_tree;
 mod doubling;
+mod gathered;
 mod halving;
 mod hierarchical;
 mod ring;
@@ -65,21 +71,21 @@ pub use arrangement::{Arranged, Arrangement};
 pub use chain::{ChainAllReduce, ChainExclusiveScan, ChainReduce, ChainReduceScatter, ChainScan};
 pub use cost::{
     Costs, EAGER_BYTES, Estimate, FEWEST_IN_FLIGHT, LinkCosts, MOST_IN_FLIGHT, SLICE_MESSAGE_BYTES, estimate,
-    estimate_over_hosts,
+    estimate_in_memory, estimate_over_hosts,
 };
 pub use direct::{
-    DirectAllGather, DirectAllReduce, DirectAllToAll, DirectGather, DirectReduceScatter, DirectScatter,
-    ExchangeAllReduce,
+    DirectAllGather, DirectAllReduce, DirectAllToAll, DirectBroadcast, DirectGather, DirectReduceScatter,
+    DirectScatter, ExchangeAllReduce,
 };
 pub use dissemination::DisseminationBarrier;
 pub use double_tree::DoubleTree;
 pub use doubling::{DoublingAllGather, DoublingAllReduce};
+pub use gathered::{Bracket, Gathered, Order};
 pub use halving::{HalvingAllReduce, HalvingReduceScatter};
 pub use hierarchical::{LaneAllReduce, LeaderSchedule};
 pub use ring::{ChainBroadcast, RingAllGather, RingAllReduce, RingReduce, RingReduceScatter};
 pub use runs::{Run, Runs};
-pub use select::{Basis, Choice, Priced, Why, choose, prices};
-
+pub use select::{Basis, Choice, Priced, Why, choose, choose_alike, prices, prices_in_memory};
 pub use step::{Rank, Schedule, Span, Step};
 pub use symmetry::{Blocks, Symmetry};
 pub use tree::{

@@ -5,7 +5,7 @@
 
 use super::algorithm::{Algorithm, Collective};
 use super::arrangement::{Arranged, Arrangement};
-use super::cost::{Costs, Estimate, estimate_over_hosts};
+use super::cost::{Costs, Estimate, LinkCosts, estimate_in_memory, estimate_over_hosts};
 use super::step::Rank;
 use super::tuning::Tuning;
 use super::wanted::Wanted;
@@ -18,6 +18,8 @@ pub enum Why {
     Only,
     /// It costs least by the formulas.
     Cheapest,
+    /// Of those that give the same bits as the cheapest over any transport (I9), it costs least over this one.
+    CheapestAlike,
     /// It was measured to be quickest.
     Tuned,
     /// It was asked for; of several that were, it costs least or was measured to be quickest.
@@ -31,6 +33,7 @@ impl fmt::Display for Why {
         f.write_str(match self {
             Why::Only => "the only algorithm here",
             Why::Cheapest => "cheapest by the cost model",
+            Why::CheapestAlike => "cheapest over shared memory, of those that give the same bits",
             Why::Tuned => "quickest as measured",
             Why::Forced => "asked for",
             Why::ForcedMissing => "what was asked for does not exist here; cheapest by the cost model",
@@ -102,6 +105,20 @@ pub fn prices<'a>(
     })
 }
 
+/// The same for ranks that all share memory, whose links cost so much; without algorithms over hosts.
+pub fn prices_in_memory<'a>(
+    collective: Collective,
+    group: &'a Arrangement,
+    bytes: u64,
+    costs: &'a LinkCosts,
+    wanted: &'a Wanted,
+) -> impl Iterator<Item = Priced> + 'a {
+    collective.algorithms().iter().filter_map(move |&algorithm| {
+        let estimate = estimate_in_memory(collective, algorithm, group.ranks(), bytes, costs)?;
+        Some(Priced { algorithm, estimate, permitted: wanted.permits(collective, algorithm) })
+    })
+}
+
 /// Chooses for `collective` among the ranks of `group` over `bytes` bytes (all chunks of one rank together; for an
 /// all-to-all, its send chunks): of the algorithms that may be used, what was measured to be quickest for this size, else
 /// the cheapest by the formulas. Where none of those exists, of all algorithms. `None` for no ranks or more than
@@ -157,5 +174,33 @@ pub fn choose(
     };
     let Priced { algorithm, estimate, .. } = best.or(any)?;
     let Estimate { time_us, slice_bytes, slices_in_flight } = estimate;
+    Some(Choice { algorithm, slice_bytes, slices_in_flight, time_us, why })
+}
+
+/// As [`choose`] by `costs`, which are the same whatever carries the bytes; then, by `here`, what the links of this group
+/// cost, whose ranks all share memory, out of the algorithms that give the same bits as the one chosen ([`Collective::are_alike`]). What was measured to be
+/// quickest stays.
+pub fn choose_alike(
+    collective: Collective,
+    group: &Arrangement,
+    bytes: u64,
+    (costs, here): (&Costs, &LinkCosts),
+    basis: Basis<'_>,
+) -> Option<Choice> {
+    let choice = choose(collective, group, bytes, costs, basis)?;
+    let tuning = basis.tuning.and_then(|tuning| tuning.best(collective, group.ranks(), group.hosts(), bytes));
+    if matches!(choice.why, Why::Only | Why::Tuned | Why::ForcedMissing) || tuning.is_some() {
+        return Some(choice);
+    }
+    let mut best: Option<Priced> = None;
+    for priced in prices_in_memory(collective, group, bytes, here, &basis.wanted) {
+        let cheaper = best.is_none_or(|best| priced.estimate.time_us < best.estimate.time_us);
+        if priced.permitted && collective.are_alike(priced.algorithm, choice.algorithm) && cheaper {
+            best = Some(priced);
+        }
+    }
+    let Some(Priced { algorithm, estimate, .. }) = best else { return Some(choice) };
+    let Estimate { time_us, slice_bytes, slices_in_flight } = estimate;
+    let why = if choice.why == Why::Forced { Why::Forced } else { Why::CheapestAlike };
     Some(Choice { algorithm, slice_bytes, slices_in_flight, time_us, why })
 }

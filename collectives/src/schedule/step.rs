@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use super::gathered::Gathered;
 use super::symmetry::Symmetry;
 use std::fmt;
 
@@ -134,10 +135,14 @@ pub trait Schedule: Send + Sync {
         step.incoming_is_left(rank)
     }
 
-    /// Whether this is an all-reduce whose chunk `r` is all that rank `r` brings: what every rank then has of all, it combines
-    /// by itself, in the order of ranks.
-    fn gathers(&self) -> bool {
-        false
+    /// Where a rank stands among those that take part, by which operands are ordered.
+    fn position(&self, rank: Rank) -> u32 {
+        rank
+    }
+
+    /// Of an all-reduce whose ranks combine by themselves what they have gathered: when, and what.
+    fn gathers(&self) -> Option<Gathered> {
+        None
     }
 
     /// What moves its ranks onto each other, if anything does (I8). Schedules in which all talk to all keep it to themselves: which of

@@ -150,6 +150,45 @@ pub(crate) fn slices_change_no_bit(seed: u64) -> u32 {
     cases
 }
 
+/// Checks that no bit depends on whether ranks share memory, which has other algorithms chosen (schedule invariant I9): of
+/// lengths on both sides of where they change. Answers how many cases there were.
+#[allow(dead_code, reason = "the example makes random rounds alone")]
+pub(crate) fn memory_changes_no_bit(seed: u64) -> u32 {
+    let vector = |dtype, op, len| Vector { dtype, op, len, seed };
+    let vectors = [
+        vector(DType::F32, ReduceOp::Sum, 2),
+        vector(DType::F16, ReduceOp::Avg, 300),
+        vector(DType::F64, ReduceOp::Sum, 1501),
+        vector(DType::F32, ReduceOp::Prod, 9001),
+        vector(DType::Bf16, ReduceOp::Sum, 40_001),
+    ];
+    let mut cases = 0;
+    for (ranks, hosts) in [(3, 1), (4, 1), (5, 1), (6, 1), (7, 1), (4, 2), (6, 3)] {
+        for half_in_f32 in [false, true] {
+            let world = |transport| World {
+                ranks,
+                transport,
+                algorithm: None,
+                slice_bytes: 1 << 16,
+                slices_in_flight: 2,
+                hosts,
+                seed,
+                numerics: Numerics { half_in_f32, ..Numerics::default() },
+                split: false,
+            };
+            // Twice each: the first call has no plan yet, and is not made at once.
+            let twice: Vec<Vector> = vectors.iter().chain(&vectors).copied().collect();
+            let (shared, apart) = (reduce(&world(1), &twice), reduce(&world(7), &twice));
+            assert!(
+                shared == apart,
+                "seed {seed}: {ranks} ranks on {hosts} hosts: other bits in shared memory"
+            );
+            cases += twice.len() as u32;
+        }
+    }
+    cases
+}
+
 /// Every vector's result, the same on all ranks.
 fn reduce(world: &World, vectors: &[Vector]) -> Vec<Vec<u8>> {
     match world.transport {

@@ -1,21 +1,21 @@
-//! What a slice begins and ends with besides its steps: copies, chunks that are folded into one, averages.
+//! What a slice does besides its steps: copies, combining what was gathered, averages.
 
 #![forbid(unsafe_code)]
 
 use super::{Fault, Run};
-use crate::engine::layout::{Area, Copy, WORK};
+use crate::engine::layout::{Area, Copy, PLACES, Spot, WORK};
 use crate::engine::reduction::convert;
 use crate::reduce::Kernels;
 use crate::schedule::Span;
+use ringway_dataplane::memory::Region;
+use std::ops::Range;
+use std::sync::Arc;
 
 impl Run {
     /// Ends a lane's slice: finishes averages, and copies out what was staged.
     pub(super) fn finish_slice(&mut self, lane: usize, kernels: Kernels) -> Result<(), Fault> {
         let slice = self.lanes[lane].slice;
         self.unfinished -= 1;
-        if let Some((area, span)) = self.plan.layout.folded {
-            self.fold(area, span, lane, kernels)?;
-        }
         if let (Some((area, span)), Some(op), Some(dtype)) =
             (self.plan.layout.total, self.request.op, self.plan.dtype)
         {
@@ -59,20 +59,22 @@ impl Run {
         Ok(())
     }
 
-    /// Combines chunks of the work area into the first of them, one after another.
-    fn fold(&mut self, area: Area, span: Span, lane: usize, kernels: Kernels) -> Result<(), Fault> {
-        let (rank, slice) = (self.rank, self.lanes[lane].slice);
+    /// Combines what a lane's slice has gathered.
+    pub(super) fn gather(&mut self, lane: usize, kernels: Kernels) -> Result<(), Fault> {
+        let (rank, slice, plan) = (self.rank, self.lanes[lane].slice, Arc::clone(&self.plan));
         let broken = |evidence: String| Fault::Broken { rank, evidence };
-        let spot = |chunk| self.plan.layout.in_area(&area, Span::one(chunk), slice, lane).bytes;
-        let (first, past) = (spot(span.first), spot(span.end() - 1).end);
-        let Some(work) = self.regions[WORK].as_mut().filter(|_| !first.is_empty()) else { return Ok(()) };
-        let work = work.bytes_mut(first.start..past).map_err(|e| broken(e.to_string()))?;
-        let (sum, rest) = work.split_at_mut(first.len());
-        for incoming in rest.chunks_exact_mut(first.len()) {
-            match (&self.request.function, self.request.op, self.plan.dtype) {
-                (Some(function), ..) => {
-                    function.combine(sum, incoming, false).map_err(|message| Fault::Function { message })?
-                }
+        let Some(gather) = &plan.layout.gather else { return Ok(()) };
+        for bracket in gather.brackets.iter() {
+            let spot = |position| plan.layout.operand(gather, position, slice, lane);
+            let (into, from) = (spot(bracket.into), spot(bracket.from));
+            if into.bytes.is_empty() {
+                continue;
+            }
+            let (sum, incoming) = operands(&mut self.regions, into, from).map_err(broken)?;
+            match (&self.request.function, self.request.op, plan.dtype) {
+                (Some(function), ..) => function
+                    .combine(sum, incoming, bracket.incoming_is_left)
+                    .map_err(|message| Fault::Function { message })?,
                 (None, Some(op), Some(dtype)) => {
                     kernels.combine(op, dtype, sum, incoming).map_err(|e| broken(e.to_string()))?;
                 }
@@ -81,4 +83,26 @@ impl Run {
         }
         Ok(())
     }
+}
+
+/// The two operands of a combination, which lie apart.
+fn operands(
+    regions: &mut [Option<Region>; PLACES],
+    into: Spot,
+    from: Spot,
+) -> Result<(&mut [u8], &mut [u8]), String> {
+    let missing = || "operands in memory that the call has not".to_owned();
+    if into.place != from.place {
+        let Ok([Some(a), Some(b)]) = regions.get_disjoint_mut([into.place, from.place]) else {
+            return Err(missing());
+        };
+        let (a, b) = (a.bytes_mut(into.bytes), b.bytes_mut(from.bytes));
+        return Ok((a.map_err(|e| e.to_string())?, b.map_err(|e| e.to_string())?));
+    }
+    let region = regions[into.place].as_mut().ok_or_else(missing)?;
+    let start = into.bytes.start.min(from.bytes.start);
+    let both = region.bytes_mut(start..into.bytes.end.max(from.bytes.end)).map_err(|e| e.to_string())?;
+    let within = |range: Range<usize>| range.start - start..range.end - start;
+    let pair = both.get_disjoint_mut([within(into.bytes), within(from.bytes)]);
+    pair.map(|[a, b]| (a, b)).map_err(|e| e.to_string())
 }

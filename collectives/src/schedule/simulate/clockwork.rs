@@ -8,7 +8,7 @@ use super::program::{AHEAD, Program, Row, bit};
 use super::queue::Queue;
 use crate::schedule::cost::LinkCosts;
 use crate::schedule::symmetry::Blocks;
-use crate::schedule::{Collective, Rank, Schedule, Span, Step};
+use crate::schedule::{Collective, Gathered, Rank, Schedule, Span, Step};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
@@ -92,7 +92,7 @@ pub(super) struct Clockwork<'a, S: ?Sized> {
     schedule: &'a S,
     network: &'a Network,
     blocks: Blocks,
-    gathers: bool,
+    gathers: Option<Gathered>,
     /// Bytes of a chunk in one slice.
     piece_bytes: f64,
     slices: u32,
@@ -134,9 +134,7 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         let ranks = blocks.each() as usize;
         let parts = match collective {
             Collective::AllToAll | Collective::ExclusiveScan => schedule.chunks() / 2,
-            // Each chunk is the whole of a rank's.
-            _ if schedule.gathers() => 1,
-            _ => schedule.chunks(),
+            _ => schedule.gathers().map_or(schedule.chunks(), |gathered| gathered.chunks),
         };
         let bytes = if collective == Collective::Barrier { 0 } else { work.bytes };
         let chunk_bytes = bytes as f64 / f64::from(parts);
@@ -311,10 +309,15 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
     }
 
     fn refill(&mut self, slice: u32, rank: Rank) {
-        let (schedule, program) = (self.schedule, self.program(slice, rank));
+        let (schedule, gathers, program) = (self.schedule, self.gathers, self.program(slice, rank));
         program.retire();
         while !program.ended && program.open < AHEAD {
-            match schedule.step(rank, program.base + program.open) {
+            let index = program.base + program.open;
+            // I10
+            if program.open > 0 && gathers.is_some_and(|gathered| gathered.steps == index) {
+                break;
+            }
+            match schedule.step(rank, index) {
                 Some(step) => program.push(step),
                 None => program.ended = true,
             }
@@ -431,7 +434,8 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         let start = self.receive[rank as usize].hold(ready, port, bytes);
         let end = (start + port).max(self.now + slowest);
         // What is gathered is combined when all has come, which takes as long.
-        let reduces = matches!(step, Step::Reduce { .. }) || self.gathers;
+        let gathered = self.gathers.is_some_and(|gathered| step.span().first >= gathered.chunks);
+        let reduces = matches!(step, Step::Reduce { .. }) || gathered;
         let event = match reduces {
             true => Event::Arrived { slice, rank, index },
             false => Event::Done { slice, rank, index },

@@ -4,7 +4,7 @@
 
 use super::value::{Columns, Goal, Value};
 use super::{Check, Fault, Posting, Stats};
-use crate::schedule::{Collective, Rank, Schedule, Span, Step};
+use crate::schedule::{Bracket, Collective, Order, Rank, Schedule, Span, Step};
 use std::collections::VecDeque;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,8 @@ struct Program {
     base: u32,
     ended: bool,
     open: VecDeque<Open>,
+    /// Whether what was gathered is combined (I10).
+    gathered: bool,
     sends: u32,
     receives: u32,
     /// Sends to this rank that wait for their receive, in the order they came.
@@ -93,9 +95,8 @@ pub(super) struct Run<'a, S: ?Sized> {
 impl<'a, S: Schedule + ?Sized> Run<'a, S> {
     pub(super) fn new(schedule: &'a S, collective: Collective, root: Rank, check: &Check) -> Run<'a, S> {
         let ranks = schedule.ranks();
-        // What each rank then does with what it has is not the schedule's.
-        let collective = if schedule.gathers() { Collective::AllGather } else { collective };
-        let goal = Goal { collective, ranks, root, seed: check.seed, rank_order: check.rank_order };
+        let chunks = schedule.gathers().map_or(schedule.chunks(), |gathered| gathered.chunks);
+        let goal = Goal { collective, ranks, chunks, root, seed: check.seed, rank_order: check.rank_order };
         // In an all-to-all a block leaves one chunk and arrives in another, so a sample of chunks is of no use.
         let most = if collective == Collective::AllToAll { u32::MAX } else { check.sampled_chunks };
         let columns = Columns::new(schedule.chunks(), most, check.seed);
@@ -193,6 +194,14 @@ impl<'a, S: Schedule + ?Sized> Run<'a, S> {
         }
         while !program.ended && program.open.len() < self.posting.ahead as usize {
             let index = program.base + program.open.len() as u32;
+            // I10
+            if self.schedule.gathers().is_some_and(|gathered| gathered.steps == index) && !program.gathered {
+                if !program.open.is_empty() {
+                    break;
+                }
+                program.gathered = true;
+                gather(self.schedule, rank, &self.columns, &mut self.memory);
+            }
             let Some(step) = self.schedule.step(rank, index) else {
                 program.ended = true;
                 let later = [index + 1, index + 2, index + 7, u32::MAX];
@@ -390,5 +399,20 @@ impl<'a, S: Schedule + ?Sized> Run<'a, S> {
         if !std::mem::replace(&mut program.queued, true) {
             self.ready.push(rank);
         }
+    }
+}
+
+/// Combines what `rank` has gathered. Where chunks are sampled there are values of no operands to combine.
+fn gather<S: Schedule + ?Sized>(schedule: &S, rank: Rank, columns: &Columns, memory: &mut [Value]) {
+    let Some(gathered) = schedule.gathers().filter(|_| !columns.sampled()) else { return };
+    let (base, own) = (rank as usize * columns.len(), schedule.position(rank));
+    let place = |position: u32| {
+        let chunk = if position == own { gathered.part(own) } else { gathered.chunks + position };
+        base + chunk as usize
+    };
+    for Bracket { into, from, incoming_is_left } in Order::Doubling.brackets(schedule.ranks(), own) {
+        let (old, new) = (memory[place(into)], memory[place(from)]);
+        memory[place(into)] =
+            if incoming_is_left { Value::combine(new, old) } else { Value::combine(old, new) };
     }
 }

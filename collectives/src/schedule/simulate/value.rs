@@ -112,6 +112,8 @@ impl Columns {
 pub(super) struct Goal {
     pub(super) collective: Collective,
     pub(super) ranks: u32,
+    /// Those that are brought and wanted: further ones take what is gathered on the way.
+    pub(super) chunks: u32,
     pub(super) root: Rank,
     pub(super) seed: u64,
     pub(super) rank_order: bool,
@@ -130,6 +132,7 @@ impl Goal {
     pub(super) fn start(&self, rank: Rank, chunk: u32) -> Value {
         let n = self.ranks;
         let brings = match self.collective {
+            _ if chunk >= self.chunks => false,
             Collective::AllReduce
             | Collective::ReduceScatter
             | Collective::Reduce
@@ -150,6 +153,7 @@ impl Goal {
         let n = self.ranks;
         let all = 0..n;
         match self.collective {
+            _ if chunk >= self.chunks => Ok(()),
             Collective::AllReduce => self.total(chunk, all, held),
             Collective::ReduceScatter => self.total(chunk, chunk..chunk + 1, held),
             Collective::Reduce => self.total(chunk, self.root..self.root + 1, held),

@@ -67,8 +67,9 @@ fn the_choice_is_within_a_fifth_of_the_best_by_simulation() {
 }
 
 /// Whether the algorithm sends the whole buffer in every round.
-fn is_for_short(algorithm: Algorithm) -> bool {
-    matches!(algorithm, Algorithm::Doubling | Algorithm::Tree | Algorithm::Exchange)
+fn is_for_short(collective: Collective, algorithm: Algorithm) -> bool {
+    let whole = matches!(algorithm, Algorithm::Doubling | Algorithm::Tree | Algorithm::Exchange);
+    whole || (collective, algorithm) == (Collective::Broadcast, Algorithm::Direct)
 }
 
 #[test]
@@ -79,7 +80,8 @@ fn short_buffers_get_few_rounds_and_long_ones_few_bytes() {
             let chosen = |collective, bytes| choose(collective, ranks, bytes, &costs, None).unwrap();
             let short = chosen(Collective::AllReduce, 8).algorithm;
             // Where ranks are folded and messages cost next to nothing, one exchange with everybody is as quick.
-            let quick = is_for_short(short) || (short == Algorithm::Direct && !ranks.is_power_of_two());
+            let quick = is_for_short(Collective::AllReduce, short)
+                || (short == Algorithm::Direct && !ranks.is_power_of_two());
             assert!(quick, "{short}, {ranks} ranks, {costs:?}");
             let long = chosen(Collective::AllReduce, 1 << 30).algorithm;
             assert!(matches!(long, Algorithm::Ring | Algorithm::Halving), "{long}, {ranks} ranks, {costs:?}");
@@ -100,9 +102,10 @@ fn more_bytes_take_more_time_and_never_lead_back_to_whole_buffer_rounds() {
                     let choice = choose(collective, ranks, bytes, &costs, None).unwrap();
                     let place = format!("{choice:?} for {collective} of {ranks} ranks, {bytes} B, {costs:?}");
                     assert!(choice.time_us >= time_us, "{time_us} us for half of it: {place}");
-                    assert!(!(left_short && is_for_short(choice.algorithm)), "{place}");
+                    let short = is_for_short(collective, choice.algorithm);
+                    assert!(!(left_short && short), "{place}");
                     time_us = choice.time_us;
-                    left_short |= !is_for_short(choice.algorithm);
+                    left_short |= !short;
                 }
             }
         }
@@ -148,6 +151,37 @@ fn a_forced_algorithm_is_taken_where_it_exists_and_named_where_not() {
     let choice = choose(Collective::Barrier, 3, 0, &costs, None).unwrap();
     assert_eq!((choice.algorithm, choice.why), (Algorithm::Dissemination, Why::Only));
     assert_eq!(choose(Collective::Barrier, 0, 0, &costs, None), None);
+}
+
+/// I9: what links cost here decides among algorithms of equal bits, and among no others.
+#[test]
+fn links_decide_among_algorithms_that_give_the_same_bits() {
+    let (any, here) = (Costs::default(), LinkCosts::SHARED_BY_SOME);
+    let mut changed = 0;
+    for collective in Collective::ALL {
+        for ranks in 1..=33 {
+            let group = Arrangement::together(ranks);
+            for bytes in (0..28).map(|bit| 1 << bit) {
+                let plain = super::super::choose(collective, &group, bytes, &any, Basis::default()).unwrap();
+                let basis = Basis::default();
+                let found = choose_alike(collective, &group, bytes, (&any, &here), basis).unwrap();
+                assert!(collective.are_alike(plain.algorithm, found.algorithm), "{plain:?} {found:?}");
+                changed += u32::from(plain.algorithm != found.algorithm);
+                let forced = Basis::from(plain.algorithm);
+                let forced = choose_alike(collective, &group, bytes, (&any, &here), forced).unwrap();
+                assert_eq!(forced.algorithm, plain.algorithm);
+            }
+        }
+    }
+    assert!(changed > 100, "{changed}");
+    let four = |bytes| {
+        let group = Arrangement::together(4);
+        let basis = Basis::default();
+        choose_alike(Collective::AllReduce, &group, bytes, (&any, &here), basis).unwrap().algorithm
+    };
+    use Algorithm::{Direct, Doubling, Exchange};
+    let chosen = [8, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10].map(four);
+    assert_eq!(chosen, [Exchange, Exchange, Doubling, Doubling, Direct, Direct]);
 }
 
 /// One slice, no waiting: the simulation has to give the formula's time.

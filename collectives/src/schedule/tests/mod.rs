@@ -168,7 +168,7 @@ fn two_ranks_all_reduce_by_exchanging_halves() {
     let (send, reduce) =
         (|chunk| Step::Send { to: 1, span: Span::one(chunk) }, Step::Reduce { from: 1, span: Span::one(0) });
     let receive = Step::Recv { from: 1, span: Span::one(1) };
-    for algorithm in [Algorithm::Ring, Algorithm::Halving, Algorithm::Direct] {
+    for algorithm in [Algorithm::Ring, Algorithm::Halving] {
         let schedule = AnySchedule::new(Collective::AllReduce, algorithm, 2, 0).unwrap();
         assert_eq!(schedule.chunks(), 2);
         assert_eq!(program(&schedule, 0), [send(1), reduce, send(0), receive], "{algorithm}");

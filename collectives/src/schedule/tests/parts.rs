@@ -9,13 +9,32 @@ use std::collections::{HashMap, VecDeque};
 /// ends as.
 fn expressions(schedule: &AnySchedule, rank: Rank) -> Vec<u64> {
     let (ranks, chunks) = (schedule.ranks(), schedule.chunks() as usize);
+    let combined = |a: u64, b: u64| mix(mix(a).wrapping_add(mix(b)));
     let mut memory: Vec<Vec<u64>> = (0..ranks).map(|rank| vec![mix(u64::from(rank)); chunks]).collect();
     let mut wire: HashMap<(Rank, Rank), VecDeque<Vec<u64>>> = HashMap::new();
     let mut next = vec![0; ranks as usize];
+    // I10. A receive waits for its message here, so all before it is over.
+    let gather = |rank: Rank, held: &mut [u64], gathered: Gathered| {
+        let chunk = |position| match position == rank {
+            true => gathered.part(rank) as usize,
+            false => (gathered.chunks + position) as usize,
+        };
+        for Bracket { into, from, .. } in Order::Doubling.brackets(ranks, rank) {
+            held[chunk(into)] = combined(held[chunk(into)], held[chunk(from)]);
+        }
+    };
+    let mut is_gathered = vec![false; ranks as usize];
     loop {
         let mut moved = false;
         for rank in 0..ranks {
-            while let Some(step) = schedule.step(rank, next[rank as usize]) {
+            loop {
+                if let Some(gathered) = schedule.gathers().filter(|g| g.steps == next[rank as usize])
+                    && !std::mem::replace(&mut is_gathered[rank as usize], true)
+                {
+                    gather(rank, &mut memory[rank as usize], gathered);
+                    moved = true;
+                }
+                let Some(step) = schedule.step(rank, next[rank as usize]) else { break };
                 let held = &mut memory[rank as usize][step.span().first as usize..step.span().end() as usize];
                 match step {
                     Step::Send { to, .. } => wire.entry((rank, to)).or_default().push_back(held.to_vec()),
@@ -25,7 +44,7 @@ fn expressions(schedule: &AnySchedule, rank: Rank) -> Vec<u64> {
                         };
                         let reduces = matches!(step, Step::Reduce { .. });
                         for (own, came) in held.iter_mut().zip(came) {
-                            *own = if reduces { mix(mix(*own).wrapping_add(mix(came))) } else { came };
+                            *own = if reduces { combined(*own, came) } else { came };
                         }
                     }
                 }
@@ -40,17 +59,19 @@ fn expressions(schedule: &AnySchedule, rank: Rank) -> Vec<u64> {
 }
 
 fn check(what: &str, schedule: &AnySchedule, root: Rank) {
-    let (parts, chunks) = (schedule.parts(), schedule.chunks());
+    let chunks = schedule.gathers().map_or(schedule.chunks(), |gathered| gathered.chunks);
+    let parts = schedule.parts();
     assert!(parts >= 1 && chunks.is_multiple_of(parts), "{what}: {parts} parts of {chunks} chunks");
     let each = chunks / parts;
     for rank in 0..schedule.ranks() {
-        for step in (0..).map_while(|index| schedule.step(rank, index)) {
+        let steps = (0..).map_while(|index| schedule.step(rank, index));
+        for step in steps.filter(|step| step.span().first < chunks) {
             let (first, last) = (step.span().first / each, (step.span().end() - 1) / each);
             assert_eq!(first, last, "{what}, rank {rank}: {step}");
         }
     }
     let ends = expressions(schedule, root);
-    for part in ends.chunks(each as usize) {
+    for part in ends[..chunks as usize].chunks(each as usize) {
         assert!(part.iter().all(|chunk| *chunk == part[0]), "{what}: {part:?}");
     }
 }
@@ -60,7 +81,7 @@ fn chunks_of_a_part_are_combined_alike() {
     let mut differ = 0;
     for ranks in 1..=26 {
         for (collective, algorithm, root, schedule) in schedules(ranks) {
-            if matches!(collective, Collective::AllReduce | Collective::Reduce) && !schedule.gathers() {
+            if matches!(collective, Collective::AllReduce | Collective::Reduce) {
                 check(&format!("{algorithm} {collective} of {ranks}, root {root}"), &schedule, root);
                 differ += u32::from(schedule.parts() > 1);
             }
@@ -71,7 +92,7 @@ fn chunks_of_a_part_are_combined_alike() {
                 let leaders = LeaderSchedule::new(Collective::AllReduce, hosts.clone(), None, among, 0);
                 let lanes = LaneAllReduce::new(hosts.clone(), among);
                 let both = [leaders.map(AnySchedule::from), lanes.map(AnySchedule::from)];
-                for schedule in both.into_iter().flatten().filter(|schedule| !schedule.gathers()) {
+                for schedule in both.into_iter().flatten() {
                     check(&format!("{schedule:?}"), &schedule, 0);
                     differ += u32::from(schedule.parts() > 1);
                 }
@@ -79,4 +100,28 @@ fn chunks_of_a_part_are_combined_alike() {
         }
     }
     assert!(differ > 100, "{differ}");
+}
+
+#[test]
+fn algorithms_that_are_called_alike_combine_alike() {
+    // I9; and others do not, so that the test can tell.
+    let mut differ = 0;
+    for ranks in 1..=40 {
+        let end = |algorithm| {
+            let schedule = AnySchedule::new(Collective::AllReduce, algorithm, ranks, 0)?;
+            Some(expressions(&schedule, ranks / 2)[0])
+        };
+        let doubling = end(Algorithm::Doubling);
+        for &algorithm in Collective::AllReduce.algorithms() {
+            let Some(found) = end(algorithm) else { continue };
+            if Collective::AllReduce.are_alike(algorithm, Algorithm::Doubling) {
+                assert_eq!(Some(found), doubling, "{algorithm}, {ranks} ranks");
+            } else {
+                differ += u32::from(Some(found) != doubling);
+            }
+        }
+    }
+    assert!(differ > 80, "{differ}");
+    assert!(!Collective::Reduce.are_alike(Algorithm::Tree, Algorithm::Ring));
+    assert!(Collective::Broadcast.are_alike(Algorithm::Tree, Algorithm::Chain));
 }
