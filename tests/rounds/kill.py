@@ -59,9 +59,9 @@ def leftovers():
         found += [f"System V {kind}: {line.strip()}" for line in open(f"/proc/sysvipc/{kind}").readlines()[1:]]
     found += [f"unix socket: {line.strip()}" for line in open("/proc/net/unix").readlines()[1:]]
     for family in ("tcp", "tcp6"):
-        # What has ended stays in TIME_WAIT (06) for a while, by TCP's rules, and holds nothing.
+        # What no process has any more (inode 0) says goodbye by TCP's rules for a while (LAST_ACK, FIN_WAIT2, TIME_WAIT).
         rows = [line.split() for line in open(f"/proc/net/{family}").readlines()[1:]]
-        found += [f"{family} socket {row[1]} in state {row[3]}" for row in rows if row[3] != "06"]
+        found += [f"{family} socket {row[1]} in state {row[3]}" for row in rows if row[9] != "0"]
     # The last of a dead process may take the system a moment.
     deadline = time.monotonic() + LIMIT_S
     while (running := processes()) and time.monotonic() < deadline:
