@@ -14,8 +14,12 @@ use super::fingerprint::Call;
 use super::group::{Group, Remembered};
 use super::word::{MAX_HISTORIES, Word};
 
-/// Looks at the clock, an inquiry's time apart, after which an answer is not waited for any longer.
-const DOUBTED_TICKS: u32 = 2;
+/// How long an answer is waited for, in milliseconds: of the second in which a mismatch is to be told, what leaves time to
+/// tell it. It is counted in looks at the clock, an inquiry's time apart, so that a rank which gets no processor for a while
+/// does not take its own absence for the other's silence.
+const DOUBTED_MS: u64 = 700;
+/// Looks at the clock that an answer is waited for at the least, however far apart they are.
+const MIN_DOUBTED_TICKS: u64 = 2;
 
 /// A mismatch whose cause is an earlier call.
 #[derive(Debug)]
@@ -67,7 +71,10 @@ impl Core {
         let word = Word::Histories { group: group.info.id, seq: ours.seq, histories };
         let asked = self.transport.note(group.peers[rank as usize], &word.note());
         match asked {
-            Ok(()) => group.doubt = Some(Doubt { error, ticks_left: DOUBTED_TICKS }),
+            Ok(()) => {
+                let ticks = (DOUBTED_MS / self.options.inquiry_ms.max(1)).max(MIN_DOUBTED_TICKS);
+                group.doubt = Some(Doubt { error, ticks_left: u32::try_from(ticks).unwrap_or(u32::MAX) });
+            }
             Err(_) => self.fail(index, error, None),
         }
     }

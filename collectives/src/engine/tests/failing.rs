@@ -268,6 +268,27 @@ fn an_earlier_call_is_named_however_many_came_between() {
 }
 
 #[test]
+fn a_rank_that_is_slow_to_say_which_call_it_was_is_waited_for() {
+    let mut w = world(2, 3, 1 << 16);
+    let own = |rank: u32| Request { root: rank, ..request(Collective::Broadcast, 50) };
+    assert!(make_all(&mut w, &[own(0), own(1)]).iter().all(Result::is_ok), "eager");
+    let last = request(Collective::AllReduce, 10);
+    let calls = [0, 1].map(|rank| w.begin(rank, 0, &last, Some(&bytes(&last, 2)), None).unwrap());
+    // Rank 1 has sent its half, and then gets no processor for the length of six inquiries.
+    w.cores[1].turn();
+    for _ in 0..6 {
+        w.cores[0].turn();
+        w.tick_alone(0);
+    }
+    w.settle(&[(0, calls[0]), (1, calls[1])]);
+    for (rank, slot) in calls.into_iter().enumerate() {
+        let end = w.take(rank, slot).0;
+        let Err(dead @ CollectiveError::Mismatch { .. }) = end else { panic!("{end:?}") };
+        assert!(!dead.to_string().contains("which one was not found out"), "rank {rank}: {dead}");
+    }
+}
+
+#[test]
 fn a_rank_that_cannot_say_which_call_it_was_is_no_hang() {
     // Rank 1 has got through, and does not poll: its answer never comes.
     let mut w = world(2, 3, 1 << 16);
