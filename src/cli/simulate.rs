@@ -7,7 +7,7 @@ use ringway_collectives::schedule::simulate::{
 };
 use ringway_collectives::schedule::{
     Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Schedule, Tuning, TuningError,
-    choose, prices,
+    choose, estimate_over_hosts, prices,
 };
 use ringway_control::launch::{Fabric, FabricError};
 use ringway_topology::Rank;
@@ -258,7 +258,9 @@ impl Machine {
     fn rows(&self, args: &Args, bytes: u64) -> Vec<Row> {
         let basis = Basis { wanted: self.wanted, tuning: self.tuning.as_ref() };
         let choice = choose(args.collective, &self.group, bytes, &self.costs, basis);
-        let all = prices(args.collective, &self.group, bytes, &self.costs, &self.wanted);
+        let all = prices(args.collective, &self.wanted, |algorithm| {
+            estimate_over_hosts(args.collective, algorithm, &self.group, bytes, &self.costs)
+        });
         let permitted = all.filter(|p| p.permitted || choice.is_some_and(|c| c.algorithm == p.algorithm));
         permitted.filter_map(|priced| self.row(args, bytes, priced, choice)).collect()
     }

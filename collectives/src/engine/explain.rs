@@ -5,7 +5,8 @@
 use super::communicator::Communicator;
 use super::plan::{costs_for, here_for};
 use crate::schedule::{
-    Basis, Choice, Collective, Priced, Wanted, Why, choose, choose_alike, prices, prices_in_memory,
+    Basis, Choice, Collective, Priced, Wanted, Why, choose, choose_alike, estimate_in_memory,
+    estimate_over_hosts, prices,
 };
 
 /// What a communicator would choose for one size of a collective.
@@ -34,18 +35,15 @@ impl Communicator {
             Some(here) => choose_alike(collective, &group.arrangement, bytes, (costs, here), basis),
             None => choose(collective, &group.arrangement, bytes, costs, basis),
         };
-        Explained {
-            hosts: group.arrangement.hosts(),
-            choice: choice
-                .unwrap_or_else(|| unreachable!("a group has ranks, and every collective an algorithm")),
-            // By what it was chosen.
-            prices: match (here, choice.map(|choice| choice.why)) {
-                (Some(here), Some(Why::CheapestAlike)) => {
-                    prices_in_memory(collective, &group.arrangement, bytes, here, &wanted).collect()
-                }
-                _ => prices(collective, &group.arrangement, bytes, costs, &wanted).collect(),
-            },
-        }
+        let choice =
+            choice.unwrap_or_else(|| unreachable!("a group has ranks, and every collective an algorithm"));
+        // By what it was chosen.
+        let here = here.filter(|_| choice.why == Why::CheapestAlike);
+        let prices = prices(collective, &wanted, |algorithm| match here {
+            Some(here) => estimate_in_memory(collective, algorithm, group.arrangement.ranks(), bytes, here),
+            None => estimate_over_hosts(collective, algorithm, &group.arrangement, bytes, costs),
+        });
+        Explained { hosts: group.arrangement.hosts(), choice, prices: prices.collect() }
     }
 
     /// Runs the calls that follow by these algorithms, where they exist, whatever was asked for when the communicator was

@@ -15,7 +15,7 @@ use super::slice::{Share, share, widest_message, widest_reduce};
 use crate::reduce::ReduceOp;
 use crate::schedule::{
     Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, LinkCosts, Order, Priced,
-    Rank, Schedule, Span, Step, Wanted, Why, choose as cheapest, choose_alike, prices,
+    Rank, Schedule, Span, Step, Wanted, Why, choose as cheapest, choose_alike, estimate_over_hosts, prices,
 };
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Caps;
@@ -436,8 +436,9 @@ impl Rule {
         (bytes, costs): (u64, &Costs),
         wanted: &Wanted,
     ) -> Option<Choice> {
+        let estimate = |algorithm| estimate_over_hosts(collective, algorithm, group, bytes, costs);
         let admitted = || {
-            prices(collective, group, bytes, costs, wanted).filter(|priced| {
+            prices(collective, wanted, estimate).filter(|priced| {
                 let schedule = group.schedule(collective, priced.algorithm, root);
                 schedule.is_some_and(|schedule| self.admits(priced.algorithm, &schedule))
             })

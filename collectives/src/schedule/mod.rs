@@ -85,7 +85,7 @@ pub use halving::{HalvingAllReduce, HalvingReduceScatter};
 pub use hierarchical::{LaneAllReduce, LeaderSchedule};
 pub use ring::{ChainBroadcast, RingAllGather, RingAllReduce, RingReduce, RingReduceScatter};
 pub use runs::{Run, Runs};
-pub use select::{Basis, Choice, Priced, Why, choose, choose_alike, prices, prices_in_memory};
+pub use select::{Basis, Choice, Priced, Why, choose, choose_alike, prices};
 pub use step::{Rank, Schedule, Span, Step};
 pub use symmetry::{Blocks, Symmetry};
 pub use tree::{

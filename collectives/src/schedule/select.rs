@@ -90,32 +90,17 @@ pub struct Priced {
     pub permitted: bool,
 }
 
-/// All algorithms that exist for `collective` among the ranks of `group`, with what they cost over `bytes` bytes. In the
-/// order of [`Collective::algorithms`].
+/// All algorithms of `collective` that `estimate` has an answer for, with what they cost by it
+/// ([`estimate_over_hosts`](super::estimate_over_hosts), [`estimate_in_memory`](super::estimate_in_memory)). In the order of
+/// [`Collective::algorithms`].
 pub fn prices<'a>(
     collective: Collective,
-    group: &'a Arrangement,
-    bytes: u64,
-    costs: &'a Costs,
     wanted: &'a Wanted,
+    estimate: impl Fn(Algorithm) -> Option<Estimate> + 'a,
 ) -> impl Iterator<Item = Priced> + 'a {
     collective.algorithms().iter().filter_map(move |&algorithm| {
-        let estimate = estimate_over_hosts(collective, algorithm, group, bytes, costs)?;
-        Some(Priced { algorithm, estimate, permitted: wanted.permits(collective, algorithm) })
-    })
-}
-
-/// The same for ranks that all share memory, whose links cost so much; without algorithms over hosts.
-pub fn prices_in_memory<'a>(
-    collective: Collective,
-    group: &'a Arrangement,
-    bytes: u64,
-    costs: &'a LinkCosts,
-    wanted: &'a Wanted,
-) -> impl Iterator<Item = Priced> + 'a {
-    collective.algorithms().iter().filter_map(move |&algorithm| {
-        let estimate = estimate_in_memory(collective, algorithm, group.ranks(), bytes, costs)?;
-        Some(Priced { algorithm, estimate, permitted: wanted.permits(collective, algorithm) })
+        let permitted = wanted.permits(collective, algorithm);
+        Some(Priced { algorithm, estimate: estimate(algorithm)?, permitted })
     })
 }
 
@@ -138,7 +123,8 @@ pub fn choose(
     let (mut rivals, mut permitted): (u32, u32) = (0, 0);
     let (mut any, mut best): (Option<Priced>, Option<Priced>) = (None, None);
     let tuned = tuning.and_then(|tuning| tuning.best(collective, group.ranks(), group.hosts(), bytes));
-    for priced in prices(collective, group, bytes, costs, &wanted) {
+    let estimate = |algorithm| estimate_over_hosts(collective, algorithm, group, bytes, costs);
+    for priced in prices(collective, &wanted, estimate) {
         rivals += 1;
         let cheaper =
             |than: Option<Priced>| than.is_none_or(|than| priced.estimate.time_us < than.estimate.time_us);
@@ -178,8 +164,8 @@ pub fn choose(
 }
 
 /// As [`choose`] by `costs`, which are the same whatever carries the bytes; then, by `here`, what the links of this group
-/// cost, whose ranks all share memory, out of the algorithms that give the same bits as the one chosen ([`Collective::are_alike`]). What was measured to be
-/// quickest stays.
+/// cost, whose ranks all share memory, out of the algorithms that give the same bits as the one chosen
+/// ([`Collective::are_alike`]). What was measured to be quickest stays.
 pub fn choose_alike(
     collective: Collective,
     group: &Arrangement,
@@ -193,7 +179,8 @@ pub fn choose_alike(
         return Some(choice);
     }
     let mut best: Option<Priced> = None;
-    for priced in prices_in_memory(collective, group, bytes, here, &basis.wanted) {
+    let estimate = |algorithm| estimate_in_memory(collective, algorithm, group.ranks(), bytes, here);
+    for priced in prices(collective, &basis.wanted, estimate) {
         let cheaper = best.is_none_or(|best| priced.estimate.time_us < best.estimate.time_us);
         if priced.permitted && collective.are_alike(priced.algorithm, choice.algorithm) && cheaper {
             best = Some(priced);
