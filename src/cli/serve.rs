@@ -1,6 +1,6 @@
 //! `ringway serve`: one task of a described cluster: coordination, and a worker that runs graphs.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use ringway_control::rpc::serve::ServeError;
 use ringway_control::rpc::tls::TlsError;
 use ringway_control::runtime::task::{Task, TaskError};
 use ringway_control::runtime::worker::Traffic;
-use ringway_control::settings::{HostPort, Settings, SettingsError};
+use ringway_control::settings::{HostPort, Settings, SettingsError, read_text};
 use ringway_control::store::StoreError;
 
 /// Between two looks at who is still connected.
@@ -241,12 +241,8 @@ fn read_cluster(given: &str) -> Result<String, ServeCommandError> {
     if given.trim_start().starts_with('{') {
         return Ok(given.to_owned());
     }
-    let read = || {
-        let mut text = String::new();
-        std::fs::File::open(given)?.take(CLUSTER_LIMIT_BYTES as u64 + 1).read_to_string(&mut text)?;
-        Ok(text)
-    };
-    read().map_err(|source| ServeCommandError::File { path: given.into(), source })
+    read_text(given, CLUSTER_LIMIT_BYTES as u64)
+        .map_err(|source| ServeCommandError::File { path: given.into(), source })
 }
 
 pub(super) fn resolve(host: &HostPort) -> Result<SocketAddr, ServeCommandError> {

@@ -6,10 +6,11 @@ use ringway_collectives::schedule::simulate::{
     Network, Place, Price, Resource, SharedCores, Workload, distinct_ranks, price,
 };
 use ringway_collectives::schedule::{
-    Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Schedule, Tuning, TuningError,
-    choose, estimate_over_hosts, prices,
+    Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Schedule, TUNING_LIMIT_BYTES,
+    Tuning, TuningError, choose, estimate_over_hosts, prices,
 };
-use ringway_control::launch::{Fabric, FabricError};
+use ringway_control::launch::{FABRIC_LIMIT_BYTES, Fabric, FabricError};
+use ringway_control::settings::read_text;
 use ringway_topology::Rank;
 use ringway_topology::model::order::{Location, Site, hosts_in_order, rails_per_host, ring_order};
 use serde::Serialize;
@@ -216,8 +217,8 @@ fn switch_us(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "give microseconds, from 0 to 1000000".to_owned())
 }
 
-fn read(path: &PathBuf) -> Result<String, SimulateError> {
-    std::fs::read_to_string(path).map_err(|source| SimulateError::Read { path: path.clone(), source })
+fn read(path: &PathBuf, limit_bytes: u64) -> Result<String, SimulateError> {
+    read_text(path, limit_bytes).map_err(|source| SimulateError::Read { path: path.clone(), source })
 }
 
 impl Machine {
@@ -232,7 +233,7 @@ impl Machine {
         let tuning = match tuned {
             None => None,
             Some(path) => {
-                let parsed = read(&path)?.parse();
+                let parsed = read(&path, TUNING_LIMIT_BYTES as u64)?.parse();
                 Some(parsed.map_err(|source| SimulateError::Tuning { path, source })?)
             }
         };
@@ -356,7 +357,7 @@ fn laid_out(args: &Args) -> Result<(Vec<Location>, Vec<Place>), SimulateError> {
     let fabric = match &args.topology {
         None => None,
         Some(path) => {
-            let parsed = Fabric::parse(&read(path)?);
+            let parsed = Fabric::parse(&read(path, FABRIC_LIMIT_BYTES)?);
             Some((path, parsed.map_err(|source| SimulateError::Fabric { path: path.clone(), source })?))
         }
     };

@@ -41,4 +41,9 @@ fn a_simulation_tells_time_load_and_choice() {
 
     let uneven = Run::start(ringway(&["simulate", "--ranks", "10", "--hosts", "4"])).end();
     assert!(uneven.code() != 0 && uneven.stderr.contains("do not stand evenly"), "{}", uneven.stderr);
+    for (flag, limit) in [("--tuning", "16384"), ("--topology", "16777216")] {
+        let endless = Run::start(ringway(&["simulate", "--ranks", "4", flag, "/dev/zero"])).end();
+        let says = format!("/dev/zero: longer than {limit} bytes");
+        assert!(endless.code() != 0 && endless.stderr.contains(&says), "{}", endless.stderr);
+    }
 }

@@ -18,6 +18,8 @@ use super::hostlist::{HostlistError, expand};
 use super::vars::Vars;
 use ringway_topology::model::order::{SWITCH_LIMIT, is_name};
 
+/// The longest file that is read, in bytes.
+pub const FABRIC_LIMIT_BYTES: u64 = 16 << 20;
 /// Of a name that is none, so much is shown.
 const NAME_SHOWN_CHARS: usize = 64;
 

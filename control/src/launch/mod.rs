@@ -25,7 +25,7 @@ mod tf_config;
 mod torchrun;
 mod vars;
 
-pub use fabric::{Fabric, FabricError};
+pub use fabric::{FABRIC_LIMIT_BYTES, Fabric, FabricError};
 pub use hostlist::{HostlistError, expand as expand_hostlist};
 pub use place::{CoordinatorPlace, DERIVED_PORTS, PortFrom};
 pub use vars::{Here, Vars};

@@ -1,14 +1,10 @@
 //! Where this rank runs, as the others are told: machine, place in it, and the switches above it.
 
 use super::pinning::Binding;
-use crate::launch::{Fabric, FabricError, Launch};
-use crate::settings::Settings;
+use crate::launch::{FABRIC_LIMIT_BYTES, Fabric, FabricError, Launch};
+use crate::settings::{Settings, read_text};
 use ringway_topology::HostId;
 use ringway_topology::model::order::Site;
-use std::io::Read;
-
-/// The longest file of switches that is read, in bytes.
-pub const TOPOLOGY_LIMIT_BYTES: u64 = 16 << 20;
 
 /// Why the file of switches is of no use.
 #[derive(Debug, thiserror::Error)]
@@ -20,12 +16,6 @@ pub enum TopologyFileError {
         path: String,
         /// What the system said.
         source: std::io::Error,
-    },
-    /// It is too long.
-    #[error("RINGWAY_TOPOLOGY_FILE={path}: longer than {TOPOLOGY_LIMIT_BYTES} bytes")]
-    Long {
-        /// The file.
-        path: String,
     },
     /// It says what cannot be.
     #[error("RINGWAY_TOPOLOGY_FILE={path}: {source}")]
@@ -56,18 +46,10 @@ pub(super) fn site(
 }
 
 fn above(path: &str, host: &str) -> Result<Vec<String>, TopologyFileError> {
-    let read = || -> std::io::Result<String> {
-        let mut text = String::new();
-        std::fs::File::open(path)?.take(TOPOLOGY_LIMIT_BYTES + 1).read_to_string(&mut text)?;
-        Ok(text)
-    };
-    let path = || path.to_owned();
-    let text = read().map_err(|source| TopologyFileError::Read { path: path(), source })?;
-    if text.len() as u64 > TOPOLOGY_LIMIT_BYTES {
-        return Err(TopologyFileError::Long { path: path() });
-    }
+    let text = read_text(path, FABRIC_LIMIT_BYTES)
+        .map_err(|source| TopologyFileError::Read { path: path.to_owned(), source })?;
     let found = Fabric::parse(&text).and_then(|fabric| fabric.above(host));
-    found.map_err(|source| TopologyFileError::Content { path: path(), source })
+    found.map_err(|source| TopologyFileError::Content { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! What `ringway tune` has measured, as the process with number 0 tells it to all ranks of its group.
 
-use crate::settings::Settings;
+use crate::settings::{Settings, read_text};
 use ringway_collectives::schedule::{TUNING_LIMIT_BYTES, Tuning, TuningError};
-use std::io::Read;
 
 /// Why the file is of no use.
 #[derive(Debug, thiserror::Error)]
@@ -31,12 +30,8 @@ pub enum TuningFileError {
 /// [`TuningFileError`].
 pub(super) fn told_by(number: u32, settings: &Settings) -> Result<Option<Tuning>, TuningFileError> {
     let Some(path) = settings.tuning_file.as_ref().filter(|_| number == 0) else { return Ok(None) };
-    let read = || -> std::io::Result<String> {
-        let mut text = String::new();
-        std::fs::File::open(path)?.take(TUNING_LIMIT_BYTES as u64 + 1).read_to_string(&mut text)?;
-        Ok(text)
-    };
-    let text = read().map_err(|source| TuningFileError::Read { path: path.clone(), source })?;
+    let text = read_text(path, TUNING_LIMIT_BYTES as u64)
+        .map_err(|source| TuningFileError::Read { path: path.clone(), source })?;
     let tuning = text.parse().map_err(|source| TuningFileError::Content { path: path.clone(), source })?;
     Ok(Some(tuning))
 }

@@ -9,6 +9,7 @@
 //! - I3: a default is read by the same code as a given value, so none can be outside of its own range.
 #![forbid(unsafe_code)]
 
+mod file;
 mod gpu;
 pub mod kind;
 mod rdma;
@@ -31,6 +32,7 @@ use ringway_dataplane::fabric::interface::{self, Filter};
 use ringway_dataplane::rdma::RdmaConfig;
 use ringway_topology::model::place::Threads;
 
+pub use file::read_text;
 pub use gpu::GpuSettings;
 pub use security::TlsFiles;
 pub use serve::ServeSettings;

@@ -4,8 +4,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ringway_control::core::status::{FlightFile, RankReport, perfetto};
+use ringway_control::rpc::MESSAGE_LIMIT_BYTES;
 use ringway_control::runtime::report::{DumpError, Dumps, FILE_PREFIX};
-use ringway_control::settings::Settings;
+use ringway_control::settings::{Settings, read_text};
+
+/// The longest file that is read, in bytes: a record comes in one message, and JSON takes more room than that.
+const RECORD_LIMIT_BYTES: u64 = 4 * MESSAGE_LIMIT_BYTES as u64;
 
 /// Why flight records cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +57,7 @@ pub(super) fn read(dir: &Path) -> Result<Vec<RankReport>, RecordsError> {
         if !name.starts_with(FILE_PREFIX) || !name.ends_with(".json") {
             continue;
         }
-        let text = std::fs::read_to_string(&path).map_err(failed("read", &path))?;
+        let text = read_text(&path, RECORD_LIMIT_BYTES).map_err(failed("read", &path))?;
         let file = FlightFile::from_json(&text);
         reports.push(file.map_err(|why| RecordsError::Foreign { path, why })?.report);
     }
