@@ -108,3 +108,29 @@ fn a_group_that_too_few_tasks_are_left_for_fails_at_once() {
     bench.event(Event::ProcessEnded { task: worker(2), how: "exited with code 0".into() });
     assert!(told(&mut bench, waiting).contains("exited with code 0"));
 }
+
+/// Ranks of one cluster that were told different jobs meet in none: each hears where the other is.
+#[test]
+fn a_member_that_waits_in_another_group_is_said_to() {
+    let mut bench = Bench::up();
+    let mut of_other = join(1, Some(1), 3);
+    if let Request::Join(join) = &mut of_other {
+        join.group = "moon".to_owned();
+    }
+    let waiting = [bench.ask(join(0, Some(0), 3)), bench.ask(of_other)];
+    bench.pass_alive(Duration::from_secs(5));
+    for (to, other, group) in
+        [(waiting[0], "task:1 (pid 101", "moon"), (waiting[1], "task:0 (pid 100", "world")]
+    {
+        let refusal = bench.answers.remove(&to).unwrap().unwrap_err();
+        assert_eq!(refusal.code, Code::DeadlineExceeded);
+        let said = refusal.to_string();
+        assert!(said.contains(other) && said.contains(&format!("waits in group {group:?}")), "{said}");
+        assert!(said.contains("RINGWAY_JOB_ID"), "{said}");
+    }
+    // Who is simply late is not said to be elsewhere.
+    let to = bench.ask(join(0, None, 3));
+    bench.pass_alive(Duration::from_secs(5));
+    let said = bench.answers.remove(&to).unwrap().unwrap_err().to_string();
+    assert!(!said.contains("RINGWAY_JOB_ID"), "{said}");
+}

@@ -255,8 +255,13 @@ impl Groups {
     /// Ends the attempts whose time is over, naming who is missing.
     pub(super) fn expire(&mut self, now: Time, members: &Membership, out: &mut Vec<Effect>) {
         let due = self.forming.iter().filter(|(_, forming)| forming.deadline <= now);
+        let elsewhere = |slot: Slot| {
+            // Of a task that is missing in one group: the other that it waits in.
+            let other = self.forming.iter().find(|(_, forming)| forming.entrants.contains_key(&slot));
+            other.map(|(name, _)| name.as_str())
+        };
         let late: Vec<(String, Refusal)> =
-            due.map(|(name, forming)| (name.clone(), forming.late(name, members))).collect();
+            due.map(|(name, forming)| (name.clone(), forming.late(name, members, elsewhere))).collect();
         for (name, error) in late {
             self.fail(&name, &error, out);
         }
@@ -333,7 +338,12 @@ impl Forming {
         self.entrants.insert(slot, entrant);
     }
 
-    fn late(&self, name: &str, members: &Membership) -> Refusal {
+    fn late<'a>(
+        &self,
+        name: &str,
+        members: &Membership,
+        elsewhere: impl Fn(Slot) -> Option<&'a str>,
+    ) -> Refusal {
         let taken: Vec<u32> = self.entrants.values().filter_map(|entrant| entrant.rank).collect();
         let missing = self.size as usize - self.entrants.len();
         let ranks = if taken.len() == self.entrants.len() {
@@ -341,21 +351,27 @@ impl Forming {
         } else {
             String::new()
         };
+        let mut todo = "Start them, or look at their logs";
         let absent = members.everyone();
         let absent = absent.iter().filter(|slot| !self.entrants.contains_key(slot));
-        let absent = absent.map(|&slot| {
-            let member = members.get(slot);
-            match &member.process {
-                Some(process) => who(process),
-                None => format!("{} (never registered)", member.task),
-            }
-        });
+        let absent: Vec<String> = absent
+            .map(|&slot| {
+                let member = members.get(slot);
+                match (&member.process, elsewhere(slot)) {
+                    (Some(process), Some(other)) => {
+                        todo = "Groups have the names of jobs: start all ranks with the same RINGWAY_JOB_ID";
+                        format!("{}, which waits in group {other:?}", who(process))
+                    }
+                    (Some(process), None) => who(process),
+                    (None, _) => format!("{} (never registered)", member.task),
+                }
+            })
+            .collect();
         let message = format!(
-            "group {name:?} of {} was not complete within {:?}; {missing} missing{ranks}. Not there: {}. \
-             Start them, or look at their logs",
+            "group {name:?} of {} was not complete within {:?}; {missing} missing{ranks}. Not there: {}. {todo}",
             self.size,
             self.timeout,
-            list(absent)
+            list(absent.into_iter())
         );
         Refusal::new(Code::DeadlineExceeded, message)
     }
