@@ -1,6 +1,7 @@
 //! How another thread rouses one that sleeps on a transport's fd.
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,9 +36,13 @@ impl Waker {
         if !self.raised.load(Ordering::Acquire) {
             return false;
         }
-        // Drain before lowering the flag: a wake between the two writes again and is seen next time.
+        // Each time that it is raised something is written once. That may still be to come: what came after it was taken
+        // would leave the fd readable with nobody to read it, and no sleep would last any more.
         let mut counter = [0u8; 8];
-        let _ = rustix::io::read(&self.fd, &mut counter);
+        while rustix::io::read(&self.fd, &mut counter) == Err(Errno::AGAIN) {
+            std::thread::yield_now();
+        }
+        // A wake until here is taken with it.
         self.raised.swap(false, Ordering::AcqRel)
     }
 
@@ -51,6 +56,7 @@ impl Waker {
 mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::sync::atomic::AtomicU32;
 
     fn readable(w: &Waker) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(w.fd(), PollFlags::IN)];
@@ -67,5 +73,33 @@ mod tests {
         assert!(w.take() && !w.take() && !readable(&w));
         w.wake();
         assert!(readable(&w) && w.take());
+    }
+
+    #[test]
+    fn a_wake_that_is_taken_while_it_is_made_leaves_nothing_behind() {
+        const ROUNDS: u32 = 3000;
+        let (w, turn) = (Waker::new().unwrap(), AtomicU32::new(0));
+        let reaches = |number: u32| {
+            while turn.load(Ordering::Acquire) < number {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    reaches(2 * round + 1);
+                    w.wake();
+                    turn.store(2 * round + 2, Ordering::Release);
+                }
+            });
+            for round in 0..ROUNDS {
+                turn.store(2 * round + 1, Ordering::Release);
+                while !w.take() {
+                    std::thread::yield_now();
+                }
+                reaches(2 * round + 2);
+                assert!(!readable(&w) && !w.take(), "round {round}");
+            }
+        });
     }
 }
