@@ -22,7 +22,7 @@ use tonic::transport::Channel;
 #[path = "../../tests/ports/mod.rs"]
 mod ports;
 
-const FAR: Duration = Duration::from_secs(20);
+const FAR: Duration = Duration::from_secs(60);
 const ID: u64 = 7;
 
 const CPU: [&str; 2] =

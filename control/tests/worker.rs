@@ -18,7 +18,7 @@ use tonic::transport::Channel;
 #[path = "../../tests/ports/mod.rs"]
 mod ports;
 
-const FAR: Duration = Duration::from_secs(20);
+const FAR: Duration = Duration::from_secs(60);
 const CPU: [&str; 2] =
     ["/job:worker/replica:0/task:0/device:CPU:0", "/job:worker/replica:0/task:1/device:CPU:0"];
 

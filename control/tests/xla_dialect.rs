@@ -169,7 +169,7 @@ async fn a_task_whose_connection_ends_is_lost_at_once() {
     again.heartbeat(beat).await.unwrap();
     dies.abort();
     drop(again);
-    let told = tokio::time::timeout(Duration::from_secs(30), waits).await.unwrap().unwrap().unwrap_err();
+    let told = tokio::time::timeout(Duration::from_secs(60), waits).await.unwrap().unwrap().unwrap_err();
     assert_eq!(told.code(), Code::Unavailable);
     assert!(told.message().starts_with("/job:jax/task:1 is lost: its connection"), "{told}");
     assert!(told.message().contains("ended and did not come back"), "{told}");

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Files that the process may have open.
 const FILES: u64 = 256;
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 fn tcp(me: u32) -> TcpTransport {
     let at = vec![Bind::new(IpAddr::V4(Ipv4Addr::LOCALHOST), "lo")];

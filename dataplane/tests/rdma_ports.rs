@@ -12,7 +12,7 @@ use ringway_dataplane::transport::{Peer, Transport};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 fn sh(command: &str) {
     let done = Command::new("sh").args(["-ec", command]).output().expect("a shell");

@@ -126,7 +126,7 @@ fn rank(address: &str, rank: u32) -> Agent {
         host: HostId::new("here", "boot").unwrap(),
         pid: 1000,
     };
-    Agent::start(AgentConfig::new(address.to_owned(), process, Duration::from_secs(20))).unwrap()
+    Agent::start(AgentConfig::new(address.to_owned(), process, Duration::from_secs(60))).unwrap()
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_coordinator_that_is_to_end_tells_its_ranks_and_waits_for_them() {
     let (told, hears) = mpsc::channel();
     agent.on_preemption(move |when| told.send(when).unwrap());
     run.signal(Signal::TERM);
-    assert!(hears.recv_timeout(Duration::from_secs(20)).unwrap().is_some());
+    assert!(hears.recv_timeout(Duration::from_secs(60)).unwrap().is_some());
     let line = run.error_line();
     assert!(line.contains("are told; ending when they have left"), "{line}");
     agent.leave().unwrap();

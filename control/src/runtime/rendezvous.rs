@@ -325,7 +325,7 @@ mod tests {
     use ringway_dataplane::rendezvous::{self, Meta, RendezvousError, StepId, Value};
     use std::time::Duration;
 
-    const FAR: Duration = Duration::from_secs(20);
+    const FAR: Duration = Duration::from_secs(60);
 
     fn task(name: &str, pairs: &[(&str, &str)]) -> TaskRendezvous {
         let settings = Settings::from_pairs(pairs.iter().copied()).unwrap();

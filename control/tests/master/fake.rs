@@ -114,7 +114,7 @@ impl Fake {
                 changed.changed().await.unwrap();
             }
         };
-        tokio::time::timeout(std::time::Duration::from_secs(20), all)
+        tokio::time::timeout(std::time::Duration::from_secs(60), all)
             .await
             .expect("the worker is told in time");
     }

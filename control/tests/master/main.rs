@@ -414,5 +414,5 @@ async fn a_session_waits_for_its_workers_and_names_who_is_missing() {
     let (master, fake) = (rig.master.clone(), rig.workers[1].clone());
     let begun = tokio::spawn(async move { master.create_session(request(waiting)).await });
     fake.rise(0xb7);
-    tokio::time::timeout(Duration::from_secs(20), begun).await.unwrap().unwrap().unwrap();
+    tokio::time::timeout(Duration::from_secs(60), begun).await.unwrap().unwrap().unwrap();
 }

@@ -547,7 +547,7 @@ mod tests {
         let mut y = endpoint(&[(&b, "b", Policy::Prefer)], 1);
         x.connect(Peer(1), &y.address()).unwrap();
         y.connect(Peer(0), &x.address()).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let (waiter, mut events) = (Waiter::new(0), Vec::new());
         while waiter.wait(&mut x, &mut events, Instant::now()) == WaitOutcome::Woken {}
         std::thread::scope(|scope| {
@@ -615,7 +615,7 @@ mod tests {
         x.connect(Peer(1), &y.address()).unwrap();
         y.connect(Peer(0), &x.address()).unwrap();
         y.note(Peer(0), &Note::new(b"hello").unwrap()).unwrap();
-        let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+        let (mut events, deadline) = (Vec::new(), Instant::now() + Duration::from_secs(60));
         while events.is_empty() {
             assert!(Instant::now() < deadline, "{:?} {:?}", x.why(Peer(1)), y.why(Peer(0)));
             x.poll(&mut events);

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
     use crate::transport::{Hub, LoopbackConfig, Note, Peer, Trace};
 
-    const FAR: Duration = Duration::from_secs(30);
+    const FAR: Duration = Duration::from_secs(60);
 
     fn pair() -> (crate::transport::Loopback, crate::transport::Loopback) {
         let mut group = Hub::new(LoopbackConfig::default()).group(2).unwrap();

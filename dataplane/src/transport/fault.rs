@@ -484,7 +484,7 @@ mod tests {
         let handle = a.handle();
         std::thread::scope(|scope| {
             scope.spawn(move || handle.release());
-            let deadline = Instant::now() + Duration::from_secs(20);
+            let deadline = Instant::now() + Duration::from_secs(60);
             while events.is_empty() {
                 assert_ne!(waiter.wait(&mut a, &mut events, deadline), WaitOutcome::TimedOut);
             }

@@ -15,7 +15,7 @@ use crate::transport::{
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 fn config(me: u32, ip: &str, driver: DriverChoice) -> Config {
     let ip: IpAddr = ip.parse().unwrap();

@@ -14,7 +14,7 @@ use ringway_proto::tensorflow::{
 use std::sync::mpsc;
 use std::time::Duration;
 
-const FAR: Duration = Duration::from_secs(20);
+const FAR: Duration = Duration::from_secs(60);
 
 /// Keeps what is sent, and who waits.
 #[derive(Default)]
