@@ -94,6 +94,36 @@ fn ranks_that_share_memory_choose_among_equal_bits_by_what_it_costs() {
     });
 }
 
+#[test]
+fn ranks_that_send_at_once_what_others_do_not_choose_alike() {
+    // What a rank sends at once is its own setting.
+    for n in [2, 3, 4] {
+        let own = |config: Config| match config.me {
+            1 => Config { eager_bytes: 1 << 10, ..config },
+            _ => config,
+        };
+        ranks_over(transports(n, own), &format!("{n} ranks"), &EngineOptions::default(), |c| {
+            for len in [1usize, 512, 3000, 5000, 8192, 9000, 16_000, 20_000, 100_000] {
+                let mut x = vec![c.rank(); len];
+                c.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                assert!(x.iter().all(|x| *x == n * (n - 1) / 2), "{len} elements");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_mismatch_of_nothing_but_the_algorithm_says_what_it_comes_from() {
+    let ends = ranks_over(transports(3, |config| config), "algorithm", &EngineOptions::default(), |c| {
+        c.prefer(if c.rank() == 1 { Algorithm::Ring } else { Algorithm::Tree }.into());
+        c.all_reduce(&mut [c.rank()], ReduceOp::Sum).and_then(|()| c.barrier())
+    });
+    for end in ends {
+        let text = end.unwrap_err().to_string();
+        assert!(text.contains("every rank needs the same algorithms asked for"), "{text}");
+    }
+}
+
 /// How often each call is made: the first has no plan yet, and is not made at once.
 const TIMES: usize = 3;
 

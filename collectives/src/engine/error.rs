@@ -139,9 +139,12 @@ impl fmt::Display for During {
     }
 }
 
-/// Says so when two calls differ in nothing but in what came before them: other calls, or how the engines were made.
+/// Says so when two calls differ in nothing but in what came before them: other calls, or how the engines were made; or in
+/// the algorithm alone, which no argument names.
 fn earlier(ours: &Call, theirs: &Call) -> &'static str {
-    if ours.same_but_history(theirs) && ours.seq == 0 {
+    if ours.algorithm != theirs.algorithm && ours.same_but_algorithm(theirs) {
+        ", by another algorithm: every rank needs the same algorithms asked for, tuning and costs"
+    } else if ours.same_but_history(theirs) && ours.seq == 0 {
         ", and the two cut it differently: every rank needs the same slice_bytes, slices_in_flight and costs"
     } else if ours.same_but_history(theirs) {
         ", and one of their earlier calls differed (which one was not found out)"

@@ -25,12 +25,12 @@ impl Communicator {
     /// [`choose`] counts them), and out of what. The same on all ranks.
     pub fn explain(&self, collective: Collective, bytes: u64) -> Explained {
         let mut core = self.owner.lock();
-        let (options, caps) = (core.options.clone(), core.caps);
+        let options = core.options.clone();
         let group = core.group(self.index);
         let wanted = group.wanted.unwrap_or(options.wanted);
-        let costs = costs_for(bytes, &group.costs, &options, &caps);
+        let costs = costs_for(bytes, &group.costs, &options);
         let basis = Basis { wanted, tuning: options.tuning.as_deref() };
-        let here = here_for(bytes, group.here.as_ref(), group.arrangement.ranks(), &caps);
+        let here = here_for(bytes, group.here.as_ref(), group.arrangement.ranks());
         let choice = match here {
             Some(here) => choose_alike(collective, &group.arrangement, bytes, (costs, here), basis),
             None => choose(collective, &group.arrangement, bytes, costs, basis),

@@ -142,6 +142,11 @@ impl Call {
     pub(crate) fn same_but_history(&self, other: &Call) -> bool {
         Call { history: 0, ..*self } == Call { history: 0, ..*other }
     }
+
+    /// Whether two calls differ in no more than their algorithm and what came before them.
+    pub(crate) fn same_but_algorithm(&self, other: &Call) -> bool {
+        Call { algorithm: None, ..*self }.same_but_history(&Call { algorithm: None, ..*other })
+    }
 }
 
 /// Words multiplied into one another; all of their bits reach the upper 16 of the last product. The factor is the golden

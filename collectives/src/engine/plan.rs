@@ -14,8 +14,9 @@ use super::reduction::Function;
 use super::slice::{Share, share, widest_message, widest_reduce};
 use crate::reduce::ReduceOp;
 use crate::schedule::{
-    Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, LinkCosts, Order, Priced,
-    Rank, Schedule, Span, Step, Wanted, Why, choose as cheapest, choose_alike, estimate_over_hosts, prices,
+    Algorithm, Arranged, Arrangement, Basis, Choice, Collective, Costs, EAGER_BYTES, Estimate, LinkCosts,
+    Order, Priced, Rank, Schedule, Span, Step, Wanted, Why, choose as cheapest, choose_alike,
+    estimate_over_hosts, prices,
 };
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::Caps;
@@ -214,7 +215,7 @@ impl Plan {
         let dtype = among.numerics.wire(request).or(request.dtype);
         let element_bytes = dtype.map_or(1, DType::size);
         let ranks = among.group.ranks();
-        let (choice, schedule) = choose(collective, request, among, element_bytes, (options, caps))?;
+        let (choice, schedule) = choose(collective, request, among, element_bytes, options)?;
         let kind = (collective, choice.algorithm);
         let order = if among.numerics.in_sequence(request) { Order::Sequence } else { Order::Doubling };
         let (mut layout, pieces) = arrange(kind, request, (rank, ranks), element_bytes, (&schedule, order));
@@ -342,7 +343,7 @@ fn choose(
     request: &Request,
     among: Among<'_>,
     element_bytes: usize,
-    (options, caps): (&EngineOptions, &Caps),
+    options: &EngineOptions,
 ) -> Result<(Choice, Arranged), InvalidCall> {
     let Among { group, costs, here, numerics } = among;
     let ranks = group.ranks();
@@ -359,8 +360,8 @@ fn choose(
         false => request.count,
     };
     let bytes = bytes.saturating_mul(element_bytes) as u64;
-    let costs = costs_for(bytes, costs, options, caps);
-    let here = here_for(bytes, here, ranks, caps);
+    let costs = costs_for(bytes, costs, options);
+    let here = here_for(bytes, here, ranks);
     let rule = Rule {
         // `a op b` is `b op a`: two ranks have one order.
         in_sequence: numerics.in_sequence(request) && (ranks > 2 || request.function.is_some()),
@@ -382,27 +383,18 @@ fn choose(
     found.ok_or(InvalidCall::NoSuchRank { what: "root", rank: request.root, size: ranks })
 }
 
-/// What a call of this size is priced by, in a group whose links cost so much.
-pub(super) fn costs_for<'a>(
-    bytes: u64,
-    costs: &'a Costs,
-    options: &'a EngineOptions,
-    caps: &Caps,
-) -> &'a Costs {
+/// What a call of this size is priced by, in a group whose links cost so much. The limit is what goes at once by default
+/// ([`EAGER_BYTES`]), not what does here: ranks may differ in that, and must not in their choice.
+pub(super) fn costs_for<'a>(bytes: u64, costs: &'a Costs, options: &'a EngineOptions) -> &'a Costs {
     // Beyond what goes at once by halves, exchanging all and combining it by oneself is as quick over shared memory too
     // (512 KiB between 2 ranks: 55 us, 64 by halves), and is what other transports do.
-    if bytes <= caps.eager_bytes.saturating_mul(2) { costs } else { &options.costs }
+    if bytes <= 2 * EAGER_BYTES { costs } else { &options.costs }
 }
 
 /// What links cost besides, where that may decide for a call of this size: while each part of a rank's goes at once. Beyond,
 /// bytes rule, and what is chosen for any transport is as good here.
-pub(super) fn here_for<'a>(
-    bytes: u64,
-    here: Option<&'a LinkCosts>,
-    ranks: u32,
-    caps: &Caps,
-) -> Option<&'a LinkCosts> {
-    here.filter(|_| bytes <= caps.eager_bytes.saturating_mul(ranks.into()))
+pub(super) fn here_for(bytes: u64, here: Option<&LinkCosts>, ranks: u32) -> Option<&LinkCosts> {
+    here.filter(|_| bytes <= EAGER_BYTES * u64::from(ranks))
 }
 
 /// What a call asks of its algorithm.

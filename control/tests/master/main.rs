@@ -242,7 +242,8 @@ async fn a_step_has_a_deadline() {
     let rig = Rig::new();
     let session = rig.session().await;
     rig.workers[1].set(Mood::Silent);
-    let options = tf::RunOptions { timeout_in_ms: 20, ..Default::default() };
+    // Enough for the other worker to answer on a busy machine.
+    let options = tf::RunOptions { timeout_in_ms: 1000, ..Default::default() };
     let request = tf::RunStepRequest { options: Some(options), ..step(&session, &["x:0", "y:0"], &["b:0"]) };
     let error = rig.master.run_step(request).await.unwrap_err();
     assert_eq!(error.code(), Code::DeadlineExceeded);
@@ -397,20 +398,22 @@ async fn reset_ends_sessions_and_clears_containers() {
 async fn a_session_waits_for_its_workers_and_names_who_is_missing() {
     let rig = Rig::new();
     rig.workers[1].die();
-    let config = tf::ConfigProto { operation_timeout_in_ms: 30, ..Default::default() };
+    // Enough for the other worker to answer on a busy machine.
+    let config = tf::ConfigProto { operation_timeout_in_ms: 1000, ..Default::default() };
     let request = |config| tf::CreateSessionRequest { config: Some(config), ..Default::default() };
-    let error = rig.master.create_session(request(config.clone())).await.unwrap_err();
+    let error = rig.master.create_session(request(config)).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert!(
         error.to_string().contains("no answer from /job:worker/replica:0/task:1 (connection refused)"),
         "{error}"
     );
     // Left out, it is not missed.
-    let filtered = tf::ConfigProto { device_filters: vec!["/job:worker/task:0".to_owned()], ..config };
+    let waiting = tf::ConfigProto { operation_timeout_in_ms: 60_000, ..Default::default() };
+    let filtered =
+        tf::ConfigProto { device_filters: vec!["/job:worker/task:0".to_owned()], ..waiting.clone() };
     let session = rig.master.create_session(request(filtered)).await.unwrap().session_handle;
     let devices = tf::ListDevicesRequest { session_handle: session };
     assert_eq!(rig.master.list_devices(devices).await.unwrap().local_device.len(), 1);
-    let waiting = tf::ConfigProto { operation_timeout_in_ms: 20_000, ..Default::default() };
     let (master, fake) = (rig.master.clone(), rig.workers[1].clone());
     let begun = tokio::spawn(async move { master.create_session(request(waiting)).await });
     fake.rise(0xb7);
