@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 pub use ringway_collectives::engine::{
     Blocks, Call, CallGroup, Choice, CollectiveError, During, Form, Handle, InvalidCall, Member, Numerics,
-    Record, Reduction, Who,
+    Progress, Record, Reduction, Who,
 };
 pub use ringway_collectives::reduce::ReduceOp;
 pub use ringway_collectives::schedule::Algorithm;

@@ -165,6 +165,45 @@ fn a_killed_rank_is_named_by_all_others() {
     }
 }
 
+/// Whether a process has a progress thread.
+fn has_progress_thread(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the rank is there");
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    // The system keeps 15 characters.
+    names.into_iter().any(|name| name.starts_with("ringway-progres"))
+}
+
+#[test]
+fn a_killed_rank_is_named_of_started_calls_too_by_whomever_they_are_moved_on() {
+    for (progress, net) in [("caller", "auto"), ("caller", "tcp"), ("thread", "auto")] {
+        let bench = "echo pid $RINGWAY_RANK $$; exec \"$0\" bench all-reduce --overlap -b 1M -i 4 -e 64M";
+        let mut command =
+            ringway(&["run", "-n", "3", "--", "sh", "-c", bench, env!("CARGO_BIN_EXE_ringway")]);
+        command.env("RINGWAY_PROGRESS", progress).env("RINGWAY_NET", net);
+        let run = Run::start(command);
+        let (mut pids, mut begun) = ([0; 3], false);
+        while !begun || pids.contains(&0) {
+            let line = run.line();
+            if let Some((rank, pid)) = line.strip_prefix("pid ").and_then(|words| words.split_once(' ')) {
+                pids[rank.parse::<usize>().unwrap()] = pid.parse().unwrap();
+            }
+            // A row of the table: calls were started and waited for.
+            begun |= line.starts_with(' ');
+        }
+        for pid in pids {
+            assert_eq!(has_progress_thread(pid), progress == "thread", "{progress}");
+        }
+        signal(pids[1], Signal::KILL);
+        let end = run.end();
+        assert_eq!(end.code(), 128 + 9, "{end:?}");
+        for rank in [0, 2] {
+            let says = format!("ringway bench: rank {rank}: rank 1 on host ");
+            let line = end.stderr.lines().find(|l| l.starts_with(&says));
+            assert!(line.is_some_and(|l| l.contains(&format!("(pid {}) was lost", pids[1]))), "{end:?}");
+        }
+    }
+}
+
 #[test]
 fn a_stopped_rank_is_named_once_the_heartbeat_limit_is_over() {
     for net in ["auto", "tcp"] {

@@ -13,7 +13,7 @@ use crate::schedule::Algorithm;
 use ringway_dataplane::memory::{Buffer, Element};
 use ringway_dataplane::transport::Transport;
 
-/// Turns that are made, at most, to get bad news on its way before a call returns.
+/// Turns that are made, at most, to get bad news on its way before a call returns, and by who only looks.
 const FLUSH_TURNS: u32 = 64;
 
 /// A group of ranks, and this process's place in it.
@@ -156,6 +156,25 @@ impl Communicator {
         self.owner.reporter()
     }
 
+    /// Moves all calls of the endpoint on as far as they go without waiting, this communicator's and those that share its
+    /// connections. Returns whether started ones are still under way: `while comm.progress()? { piece() }` computes piece by piece
+    /// under communication. It is what moves them on where [`Progress::Caller`](super::Progress) is set, and does no harm elsewhere.
+    ///
+    /// # Errors
+    /// Why the communicator is dead, if it is, as its handles tell too.
+    pub fn progress(&self) -> Result<bool, CollectiveError> {
+        let mut core = self.owner.lock();
+        self.owner.pass(&mut core);
+        match core.check(self.index) {
+            Ok(()) => Ok(core.started > 0),
+            // Written down before anybody is told.
+            Err(dead) => {
+                drop(self.owner.write_down(core));
+                Err(dead)
+            }
+        }
+    }
+
     /// How the last call on this communicator was run.
     pub fn last_choice(&self) -> Option<Choice> {
         match &self.owner.lock().group(self.index).last {
@@ -201,13 +220,10 @@ impl Communicator {
     }
 }
 
-/// Polls for as long as something moves, so that notes which were just written are on their way.
-pub(super) fn flush(core: &mut Guard<'_>) {
-    for _ in 0..FLUSH_TURNS {
-        if !core.turn() {
-            break;
-        }
-    }
+/// Polls for as long as something moves, so that notes which were just written are on their way. Returns whether anything did.
+pub(super) fn flush(core: &mut Guard<'_>) -> bool {
+    let turns = (0..FLUSH_TURNS).take_while(|_| core.turn()).count();
+    turns > 0
 }
 
 /// Members on this rank's host.

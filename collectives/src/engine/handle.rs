@@ -4,6 +4,8 @@
 
 use super::core::Core;
 use super::error::{CollectiveError, InvalidCall};
+#[cfg(doc)]
+use super::options::Progress;
 use super::run::Phase;
 use super::shared::{Guard, Owner};
 use ringway_dataplane::memory::pool::Claim;
@@ -13,6 +15,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 /// A call under way. Dropping it lets the call go on by itself; its buffer then goes back to the pool.
+///
+/// Where started calls are the caller's to move on ([`Progress::Caller`]), every poll of an awaited handle does so and asks to be polled
+/// again at once: the executor then polls without sleeping, as other tasks of it let it. A thread that has nothing else to do
+/// sleeps in [`Handle::wait`].
 #[must_use = "a started call's result comes from its handle"]
 pub struct Handle<T: Element>(State<T>);
 
@@ -74,14 +80,15 @@ impl<T: Element> Handle<T> {
         }
     }
 
-    /// Whether the call is over, so that [`Handle::wait`] will return at once.
+    /// Whether the call is over, so that [`Handle::wait`] will return at once. Where started calls are the caller's to move on
+    /// ([`Progress::Caller`]), asking does.
     pub fn is_done(&self) -> bool {
         let State::UnderWay { owner, slot, .. } = &self.0 else { return true };
         let mut core = owner.lock();
         let is_done = |core: &Core| core.runs[usize::from(*slot)].phase == Phase::Done;
-        if !is_done(&core) && owner.start_background(&mut core).is_err() {
-            // There is no thread to be had: then whoever asks drives.
-            core.turn();
+        if !is_done(&core) && (core.is_by_caller() || owner.start_background(&mut core).is_err()) {
+            // There is no thread, or none to be had: then whoever asks drives.
+            owner.pass(&mut core);
         }
         owner.nudge(&core);
         is_done(&core)
@@ -121,6 +128,18 @@ impl<T: Element> Future for Handle<T> {
         let this = self.get_mut();
         if let State::UnderWay { owner, slot, .. } = &this.0 {
             let mut core = owner.lock();
+            if core.is_by_caller() && core.runs[usize::from(*slot)].phase != Phase::Done {
+                let moved = owner.pass(&mut core);
+                if core.runs[usize::from(*slot)].phase != Phase::Done {
+                    drop(core);
+                    if !moved {
+                        std::thread::yield_now();
+                    }
+                    // The next poll is what moves it on. Foreign code, so without the lock.
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+            }
             let run = &mut core.runs[usize::from(*slot)];
             if run.phase != Phase::Done {
                 let old = run.waker.replace(cx.waker().clone());

@@ -77,7 +77,7 @@ pub use inquiry::MAX_INQUIRY_MS;
 pub use numerics::Numerics;
 pub use options::{
     DEFAULT_INQUIRY_MS, DEFAULT_LINGER_MS, DEFAULT_RECORDED_CALLS, DEFAULT_SLICES_IN_FLIGHT, EngineOptions,
-    MAX_SLICES_IN_FLIGHT, OnFailure, OnProgressThread, Told,
+    MAX_SLICES_IN_FLIGHT, OnFailure, OnProgressThread, Progress, Told,
 };
 pub use recorder::{Befell, Ending, Happening, RECORDED_HAPPENINGS, Record, Total};
 pub use reduction::Reduction;

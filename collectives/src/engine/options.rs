@@ -46,6 +46,19 @@ impl fmt::Debug for OnProgressThread {
     }
 }
 
+/// Who moves started calls on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Progress {
+    /// A thread of the engine's own, which the first started collective makes.
+    #[default]
+    Thread,
+    /// The program's threads alone, while they are in a call: any blocking one, [`Handle::wait`](super::Handle::wait) and
+    /// [`Handle::is_done`](super::Handle::is_done), each poll of a handle that is awaited, and
+    /// [`Communicator::progress`](super::Communicator::progress). No thread is made. A rank that makes no call moves nothing on, and
+    /// neither answers nor passes on what others ask and tell, so that they may wait for it, and for its news, until it makes one.
+    Caller,
+}
+
 /// Settings of an engine. All ranks of a group must agree on `slice_bytes`, `slices_in_flight`, `costs`, `wanted`, `tuning` and
 /// `check`; disagreement is found as a mismatch.
 #[derive(Clone, Debug)]
@@ -66,6 +79,8 @@ pub struct EngineOptions {
     pub numerics: Numerics,
     /// Stamp messages with the call's fingerprint, so that mismatched calls are errors.
     pub check: bool,
+    /// Who moves started calls on. Ranks need not agree on it.
+    pub progress: Progress,
     /// How to pass the time before sleeping.
     pub spin: SpinPolicy,
     /// Where buffers and scratch come from.
@@ -95,6 +110,7 @@ impl Default for EngineOptions {
             tuning: None,
             numerics: Numerics::default(),
             check: true,
+            progress: Progress::Thread,
             spin: SpinPolicy::Auto,
             pool: Pool::default(),
             inquiry_ms: DEFAULT_INQUIRY_MS,

@@ -2,18 +2,23 @@
 //!
 //! One thread at a time drives: it polls, and everybody's calls go on. A blocking caller drives until its own call is
 //! over; another one that comes meanwhile begins its call and follows. The background thread drives while started
-//! calls are under way and nobody else does, and hands over to any caller at once.
+//! calls are under way and nobody else does, and hands over to any caller at once. Where started calls are the callers' to move on
+//! ([`Progress::Caller`]), there is none, and who asks how they do moves them on as far as they go just then.
 //!
 //! - **D1** Nobody sleeps with the lock held. Who changes something while the driver sleeps wakes it.
 //! - **D2** A driver that keeps polling lets go of the lock whenever somebody waits for it.
 //! - **D3** Whoever stops driving tells those who follow, so that one of them takes over.
 //! - **D4** No foreign code runs with the lock held, but for [`OnFailure`](super::OnFailure) and a user's
 //!   [`Reduction`](super::Reduction).
+//! - **D5** By [`Progress::Caller`] no thread is made, and no call that only looks waits: it polls while something moves, some turns
+//!   at most, and only where nobody else drives.
 
 #![forbid(unsafe_code)]
 
+use super::communicator::flush;
 use super::core::{CallRegions, Core, Driver, Failure};
 use super::flight::{Flight, WriteDown};
+use super::options::Progress;
 use super::run::Phase;
 use super::straight::Glance;
 use ringway_dataplane::fabric::{Patience, Pause, Spin, sleep_on};
@@ -172,7 +177,22 @@ impl Shared {
     fn hand_on(&self, core: &Core) {
         if core.followers > 0 || core.wants_background() {
             self.changed.notify_all();
+            // The background thread may lie as it did when a caller took over, and what woke it since was taken in by that one.
+            if core.asleep > 0 {
+                self.waker.wake();
+            }
         }
+    }
+
+    /// D5: moves all calls on as far as they go without waiting. Returns whether anything moved.
+    pub(super) fn pass(&self, core: &mut Guard<'_>) -> bool {
+        if core.driver != Driver::Nobody {
+            return false;
+        }
+        let moved = flush(core);
+        core.tick(Instant::now());
+        self.hand_on(core);
+        moved
     }
 
     /// Polls until `done`, or until somebody else took over driving.
@@ -341,12 +361,12 @@ impl Owner {
         Reporter { shared: Arc::downgrade(&self.0) }
     }
 
-    /// Makes sure that started calls go on without a caller.
+    /// Makes sure that started calls go on without a caller, unless they are callers' to move on (D5).
     ///
     /// # Errors
     /// When the system gives no thread.
     pub(super) fn start_background(&self, core: &mut Core) -> std::io::Result<()> {
-        if core.background {
+        if core.background || core.is_by_caller() {
             return Ok(());
         }
         let shared = Arc::clone(&self.0);
@@ -362,6 +382,11 @@ impl Owner {
 }
 
 impl Core {
+    /// D5
+    pub(super) fn is_by_caller(&self) -> bool {
+        self.options.progress == Progress::Caller
+    }
+
     /// Whether there is something to do for the background thread.
     fn wants_background(&self) -> bool {
         self.background && (self.started > 0 || !self.to_wake.is_empty())

@@ -2,7 +2,7 @@
 //!
 //! Collectives go on by a background thread. Messages have too little to do for that: they go on while any call of
 //! the process or any handle waits, and by the background thread from when a handle is awaited or asked whether it is
-//! done.
+//! done. Where started calls are the callers' to move on ([`Progress::Caller`]), neither has a thread.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,8 @@ use super::communicator::Communicator;
 use super::core::CallRegions;
 use super::error::CollectiveError;
 use super::handle::{Handle, no_thread};
+#[cfg(doc)]
+use super::options::Progress;
 use super::p2p::message;
 use super::plan::{Request, What};
 use crate::reduce::ReduceOp;

@@ -482,6 +482,7 @@ fn options(settings: &Settings, measured: Option<Tuning>) -> EngineOptions {
         tuning: measured.map(Arc::new),
         check: settings.check,
         numerics: settings.numerics,
+        progress: settings.progress,
         spin: settings.spin.map_or(SpinPolicy::Auto, micros),
         pool: Pool::new(pool::DEFAULT_KEEP_BYTES, huge),
         ..EngineOptions::default()

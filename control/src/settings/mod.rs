@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use ringway_collectives::engine::Numerics;
+use ringway_collectives::engine::{Numerics, Progress};
 use ringway_collectives::schedule::Wanted;
 use ringway_dataplane::fabric::Policy;
 use ringway_dataplane::fabric::interface::{self, Filter};
@@ -110,6 +110,8 @@ pub struct Settings {
     pub numerics: Numerics,
     /// `RINGWAY_SPIN_US`; `None` lets the rank find out.
     pub spin: Option<Duration>,
+    /// `RINGWAY_PROGRESS`.
+    pub progress: Progress,
     /// `RINGWAY_PIN`.
     pub pin: Pin,
     /// `RINGWAY_PIN_THREADS`.
@@ -363,6 +365,10 @@ impl Settings {
                 f32_in_bf16: values.switch("RINGWAY_F32_IN_BF16"),
             },
             spin: values.number("RINGWAY_SPIN_US").map(Duration::from_micros),
+            progress: match values.word("RINGWAY_PROGRESS") {
+                Some("caller") => Progress::Caller,
+                _ => Progress::Thread,
+            },
             pin: values.pin("RINGWAY_PIN"),
             pin_threads: match values.word("RINGWAY_PIN_THREADS") {
                 Some("one") => Threads::OnePerCore,
@@ -471,6 +477,7 @@ mod tests {
             ("RINGWAY_COORDINATOR_BY", "outside"),
             ("RINGWAY_SLICE_BYTES", "512K"),
             ("RINGWAY_SPIN_US", "0"),
+            ("RINGWAY_PROGRESS", "caller"),
             ("RINGWAY_ALGO", "^ring"),
             ("RINGWAY_NET", "epoll"),
             ("RINGWAY_IO_DRIVER", "uring"),
@@ -489,7 +496,7 @@ mod tests {
         assert_eq!(settings.coordinator.as_ref().unwrap().to_string(), "[::1]:29400");
         assert_eq!(settings.coordinator_by, CoordinatorBy::Outside);
         assert_eq!(settings.slice_bytes, Some(512 << 10));
-        assert_eq!(settings.spin, Some(Duration::ZERO));
+        assert_eq!((settings.spin, settings.progress), (Some(Duration::ZERO), Progress::Caller));
         let permits = |algorithm| settings.algo.permits(Collective::AllReduce, algorithm);
         assert!(!permits(Algorithm::Ring) && permits(Algorithm::Tree));
         assert!(settings.net.permits("epoll") && !settings.net.permits("uring"));

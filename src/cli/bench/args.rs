@@ -202,7 +202,8 @@ pub(crate) struct CollectiveArgs {
     /// Before measuring, print what each size is run by, and what every algorithm would cost by the model
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub(super) explain: bool,
-    /// Measure how much of a started all-reduce is hidden under computation instead
+    /// Measure how much of a started all-reduce is hidden under computation instead, by a thread or by the caller
+    /// (RINGWAY_PROGRESS)
     #[arg(long, conflicts_with_all = ["json", "csv", "explain"])]
     pub(super) overlap: bool,
 }

@@ -92,7 +92,7 @@ fn run_collective(args: &CollectiveArgs) -> Result<ExitCode, BenchError> {
         comm.set_numerics(Numerics { reproducible: true, ..comm.numerics() });
     }
     if args.overlap {
-        return Ok(ended(&comm, overlap::run(&comm, &args.sweep.size_list()).map(|()| 0)));
+        return Ok(ended(&comm, overlap::run(&comm, &args.sweep.size_list(), settings.progress).map(|()| 0)));
     }
     Ok(ended(&comm, measure::sweep(&comm, args)))
 }

@@ -92,6 +92,13 @@ pub(super) const ROWS: &[Setting] = &[
          the ranks of a host outnumber its cores it gives way at once and sleeps after 25 us. A number is kept to.",
     ),
     row(
+        "RINGWAY_PROGRESS",
+        Kind::OneOf(&["thread", "caller"]),
+        Some("thread"),
+        "",
+        "Who moves started calls on: a thread of the library's, or only the program's own threads while they make any call, wait          for a handle, ask whether it is done, poll it, or call Communicator::progress. A rank that computes for long between such calls          holds the others up for as long, and hears of failures when it makes the next.",
+    ),
+    row(
         "RINGWAY_PIN",
         Kind::Cpus,
         Some("auto"),
@@ -112,7 +119,7 @@ pub(super) const ROWS: &[Setting] = &[
         Kind::Cpus,
         Some("auto"),
         "",
-        "Where the thread runs that moves started calls on: auto takes a core beside the rank's network device and off the \
+        "Where the thread runs that moves started calls on, unless RINGWAY_PROGRESS=caller: auto takes a core beside the rank's network device and off the \
          rank's other threads, where ranks are spread and the share has four cores or more; off leaves it with the \
          others, a list names processors for it.",
     ),
