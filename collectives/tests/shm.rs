@@ -349,3 +349,47 @@ fn a_large_message_that_is_looked_for_is_asked_about() {
     let Some(Err(CollectiveError::Lost { who, evidence, .. })) = &ends[0] else { panic!("{ends:?}") };
     assert!(who.rank == 1 && evidence.contains("closed this communicator"), "{ends:?}");
 }
+
+/// A call of `len` elements, by its number below 14.
+fn call_of(c: &Communicator, number: usize, len: usize) -> Result<(), CollectiveError> {
+    let n = c.size() as usize;
+    let (mut part, mut whole) = (vec![1i32; len], vec![1i32; len * n]);
+    let last = c.size() - 1;
+    match number {
+        0 => c.all_reduce(&mut part, ReduceOp::Sum),
+        1 => c.all_reduce(&mut whole, ReduceOp::Sum),
+        2 => c.broadcast(&mut part, 0),
+        3 => c.broadcast(&mut part, last),
+        4 => c.reduce(&mut part, ReduceOp::Sum, 0),
+        5 => c.reduce(&mut part, ReduceOp::Sum, last),
+        6 => c.all_gather(&part, &mut whole),
+        7 => c.reduce_scatter(&whole, &mut part, ReduceOp::Sum),
+        8 => c.all_to_all(&whole.clone(), &mut whole),
+        9 => c.gather(&part, &mut whole, 0),
+        10 => c.scatter(&whole, &mut part, last),
+        11 => c.scan(&mut part, ReduceOp::Sum),
+        12 => c.exclusive_scan(&mut part, ReduceOp::Sum),
+        _ => c.barrier(),
+    }
+}
+
+#[test]
+fn no_two_calls_that_differ_hang_though_both_are_made_at_once() {
+    // A2, and E1 of the engine: plans of both calls are kept.
+    let all = 0..14;
+    let pairs = all.clone().flat_map(|a| all.clone().map(move |b| (a, b))).filter(|(a, b)| a != b);
+    for (at, (usual, other)) in pairs.enumerate() {
+        let (n, odd, len) = [(2, 0, 5), (3, 2, 5), (4, 1, 3000)][at % 3];
+        let label = format!("{usual} and {other} on {odd} of {n}");
+        let ends = ranks_over(transports(n, |config| config), &label, &EngineOptions::default(), |c| {
+            for number in [usual, other, usual, other] {
+                // The others may be past it already, and have found that they differ.
+                call_of(&c, number, len)?;
+            }
+            call_of(&c, if c.rank() == odd { other } else { usual }, len).and_then(|()| c.barrier())
+        });
+        for (rank, end) in ends.into_iter().enumerate() {
+            assert!(matches!(end, Err(CollectiveError::Mismatch { .. })), "{label}, rank {rank}: {end:?}");
+        }
+    }
+}
