@@ -3,7 +3,7 @@
 
 use ringway::{Settings, SettingsError};
 use ringway_collectives::schedule::simulate::{
-    Network, Place, Price, Resource, SharedCores, Workload, distinct_ranks, price,
+    Network, Place, Price, Resource, SharedCores, Workload, distinct_ranks, price, price_behind_barrier,
 };
 use ringway_collectives::schedule::{
     Arranged, Arrangement, Basis, Choice, Collective, Costs, Estimate, Priced, Schedule, TUNING_LIMIT_BYTES,
@@ -21,6 +21,8 @@ use std::process::ExitCode;
 
 /// The most messages (of all slices, and of all ranks that do not do the same) that are simulated one by one.
 const MOST_MESSAGES: u64 = 4_000_000;
+/// What it takes until another rank of a core runs, in microseconds, where nothing was measured.
+const SWITCH_US: f64 = 1.0;
 /// The most steps of a rank whose peers are counted.
 const MOST_STEPS: u64 = 100_000;
 /// Rounds of slices in flight after which a run is in its stride, for what is extended from there.
@@ -54,9 +56,9 @@ pub(crate) struct Args {
     /// Cores of each host, where its ranks have to share them [default: one for each]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     cores: Option<u32>,
-    /// What it takes until another rank of a core runs, in microseconds
-    #[arg(long, value_name = "US", default_value_t = 1.0, requires = "cores", value_parser = switch_us)]
-    switch_us: f64,
+    /// What it takes until another rank of a core runs, in microseconds [default: what ringway tune measured, else 1]
+    #[arg(long, value_name = "US", requires = "cores", value_parser = switch_us)]
+    switch_us: Option<f64>,
     /// Which hosts hang at which switch
     #[arg(long, value_name = "FILE")]
     topology: Option<PathBuf>,
@@ -75,6 +77,12 @@ pub(crate) struct Args {
     /// Costs and choices from a file of ringway tune [default: RINGWAY_TUNING_FILE]
     #[arg(long, value_name = "FILE")]
     tuning: Option<PathBuf>,
+    /// Bytes of every chunk that a slice covers [default: what is chosen for the size]
+    #[arg(long, value_name = "BYTES", value_parser = super::bench::size)]
+    slice: Option<u64>,
+    /// The time as ringway bench measures it: the longest on any rank, from when it leaves a barrier
+    #[arg(long)]
+    behind_barrier: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -245,14 +253,20 @@ impl Machine {
             .ok_or_else(|| SimulateError::Flags(format!("{} ranks are too many", args.ranks)))?
             .with_rails(rails_per_host(&locations));
         let uplink_bytes_per_us = args.uplink.map_or(f64::INFINITY, |gigabytes| gigabytes * 1e3);
+        let core_costs = tuning.as_ref().and_then(Tuning::core);
         let shared = args.cores.filter(|cores| *cores < args.ranks / args.hosts).map(|cores| {
             let per_host = args.ranks / args.hosts;
-            // As ranks are bound: neighbours to one core.
-            let core = |rank: u32| rank / per_host * cores + rank % per_host * cores / per_host;
-            SharedCores { cores: (0..args.ranks).map(core).collect(), switch_us: args.switch_us }
+            // As ranks are bound: dealt out (I2 of `topology/src/model/place`).
+            let core = |rank: u32| rank / per_host * cores + rank % per_host % cores;
+            let measured = core_costs.and_then(|core| core.switch_us);
+            let switch_us = args.switch_us.or(measured).unwrap_or(SWITCH_US);
+            SharedCores { cores: (0..args.ranks).map(core).collect(), switch_us }
         });
         let (inside, between) = (costs.inside, costs.between);
-        let network = Network { places, inside, between, uplink_bytes_per_us, shared };
+        let call_us = core_costs.map_or(0.0, |core| core.call_us);
+        let passing_bytes_per_us = None;
+        let network =
+            Network { places, inside, between, uplink_bytes_per_us, call_us, passing_bytes_per_us, shared };
         Ok(Machine { group, network, costs, tuning, wanted })
     }
 
@@ -273,14 +287,19 @@ impl Machine {
             Some(choice) => (choice.slice_bytes, choice.slices_in_flight),
             None => (estimate.slice_bytes, estimate.slices_in_flight),
         };
+        let slice_bytes = args.slice.unwrap_or(slice_bytes).max(1);
         let schedule = self.group.schedule(args.collective, algorithm, 0)?;
-        let distinct = distinct_ranks(&schedule, &self.network);
+        let distinct =
+            if args.behind_barrier { args.ranks } else { distinct_ranks(&schedule, &self.network) };
         let messages = messages(&schedule, distinct);
         let work = Workload { bytes, slice_bytes, slices_in_flight };
         // Large vectors lie in memory, small ones in caches.
         let costs = self.tuning.as_ref().map_or(self.costs, |tuning| tuning.costs_of(bytes));
-        let network = Network { inside: costs.inside, ..self.network.clone() };
-        let found = self.time((&schedule, &network), args.collective, &work, messages, &estimate);
+        let passing_bytes_per_us = self.tuning.as_ref().and_then(|tuning| tuning.passing_bytes_per_us(bytes));
+        let network = Network { inside: costs.inside, passing_bytes_per_us, ..self.network.clone() };
+        let call =
+            Call { schedule: &schedule, network: &network, collective: args.collective, work, messages };
+        let found = call.time(args.behind_barrier, &estimate);
         let load = found.price.as_ref().and_then(Price::busiest);
         let interface = found.price.as_ref().and_then(|price| {
             let out = price.loads.iter().filter(|load| matches!(load.resource, Resource::HostOut(_)));
@@ -306,16 +325,22 @@ impl Machine {
             interface_bytes: interface.map(|bytes| bytes * found.scale),
         })
     }
+}
 
+/// What is to be simulated.
+struct Call<'a> {
+    schedule: &'a Arranged,
+    network: &'a Network,
+    collective: Collective,
+    work: Workload,
+    /// Of one slice.
+    messages: u64,
+}
+
+impl Call<'_> {
     /// The time of a schedule, as exactly as its number of messages allows.
-    fn time(
-        &self,
-        (schedule, network): (&Arranged, &Network),
-        collective: Collective,
-        work: &Workload,
-        messages: u64,
-        estimate: &Estimate,
-    ) -> Found {
+    fn time(&self, behind_barrier: bool, estimate: &Estimate) -> Found {
+        let Call { schedule, network, collective, ref work, messages } = *self;
         let by_formula =
             Found { time_us: estimate.time_us, simulated_us: 0.0, by: "formula", price: None, scale: 1.0 };
         let slices = slices(schedule, collective, work);
@@ -323,7 +348,12 @@ impl Machine {
             let share = slices_run as f64 / slices as f64;
             let bytes = (work.bytes as f64 * share).ceil() as u64;
             // Chunks of a part have as many bytes in each slice as those of the whole.
-            price(schedule, collective, network, &Workload { bytes, ..*work }).ok()
+            let work = Workload { bytes, ..*work };
+            let priced = match behind_barrier {
+                true => price_behind_barrier(schedule, collective, network, &work),
+                false => price(schedule, collective, network, &work),
+            };
+            priced.ok()
         };
         if messages.saturating_mul(slices) <= MOST_MESSAGES {
             let Some(price) = simulated(slices) else { return by_formula };

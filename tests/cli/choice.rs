@@ -12,6 +12,14 @@ fn what_was_tuned_is_chosen_and_a_broken_file_is_told_by_its_line() {
     let written = std::fs::read_to_string(&file).expect("rank 0 wrote it");
     assert!(written.starts_with("ringway-tuning 2\nlink inside "), "{written}");
 
+    assert!(written.contains("\ncore call_us=") && written.contains("\nwidth inside "), "{written}");
+    // Two ranks that share a core, as they would be measured.
+    let simulate = ["simulate", "--ranks", "2", "--cores", "1", "--size", "64K", "--slice", "64K", "--json"];
+    let end = Run::start(ringway(&[&simulate[..], &["--tuning", &file, "--behind-barrier"]].concat())).end();
+    let rows: serde_json::Value = serde_json::from_str(&end.stdout.join("\n")).expect("JSON");
+    let right = |row: &serde_json::Value| row["by"] == "simulated" && row["slice_bytes"] == 64 << 10;
+    assert!(rows.as_array().is_some_and(|rows| !rows.is_empty() && rows.iter().all(right)), "{rows}");
+
     let mut bench = ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "8", "--iters", "2", "--explain"]);
     bench.env("RINGWAY_TUNING_FILE", &file);
     let end = Run::start(bench).end();

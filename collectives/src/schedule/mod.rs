@@ -91,7 +91,7 @@ pub use symmetry::{Blocks, Symmetry};
 pub use tree::{
     ScatterAllGatherBroadcast, TreeAllReduce, TreeBroadcast, TreeGather, TreeReduce, TreeScatter,
 };
-pub use tuning::{Best, TUNING_LIMIT_BYTES, Tuning, TuningError, Width};
+pub use tuning::{Best, CoreCosts, TUNING_LIMIT_BYTES, Tuning, TuningError, Width};
 pub use wanted::{Wanted, WantedError};
 
 /// The most ranks a schedule is made for; step numbers and rank arithmetic stay far from overflow.

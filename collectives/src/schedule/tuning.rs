@@ -6,14 +6,18 @@
 //! # 4 ranks on 1 host, over shm
 //! link inside latency_us=0.4 message_us=0.5 eager_message_us=0.2 bytes_per_us=9500 reduce_bytes_per_us=50000 offloaded=no
 //! link between latency_us=10 message_us=10 eager_message_us=10 bytes_per_us=3000 reduce_bytes_per_us=50000 offloaded=no
+//! core call_us=0.12 switch_us=1.8
 //! width inside bytes=4194304 bytes_per_us=21000 reduce_bytes_per_us=60000
 //! best all_reduce ranks=4 hosts=1 up_to_bytes=8192 algorithm=doubling slice_bytes=8192 slices_in_flight=2
 //! best all_reduce ranks=4 hosts=1 up_to_bytes=max algorithm=ring slice_bytes=524288 slices_in_flight=2
 //! ```
 //!
 //! Lines `best` hold for groups of just so many ranks and hosts, in order of their sizes; other groups are priced by the
-//! links. Lines `width`, in order of their sizes, say what links inside hosts carry and ranks combine of vectors of one size: small ones lie in caches,
-//! large ones in memory. Simulations go by them; choices do not. A tuning is an input of the choice of algorithm, so all ranks of a group must hold the same.
+//! links. Lines `width`, in order of their sizes, say what links inside hosts carry of vectors of one size, and how fast
+//! ranks combine, beside moving it, what they take from where it lies: small ones lie in caches, large ones in memory. A
+//! line `core` says what a call costs its rank beside its messages, and how long it takes until another rank of a shared
+//! core runs. Simulations go by these; choices do not. A tuning is an input of the choice of algorithm, so all ranks of a
+//! group must hold the same.
 
 #![forbid(unsafe_code)]
 
@@ -53,8 +57,17 @@ pub struct Width {
     pub bytes: u64,
     /// Each way, as [`LinkCosts::bytes_per_us`].
     pub bytes_per_us: f64,
-    /// As [`LinkCosts::reduce_bytes_per_us`]: what combining takes beside moving.
+    /// As [`LinkCosts::reduce_bytes_per_us`], where it is taken from where it lies: what combining takes beside moving.
     pub reduce_bytes_per_us: f64,
+}
+
+/// What calls cost cores.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CoreCosts {
+    /// What a call costs its rank beside its messages, in microseconds.
+    pub call_us: f64,
+    /// How long it takes until another rank of a core runs, in microseconds; `None` where no ranks shared one.
+    pub switch_us: Option<f64>,
 }
 
 /// What was measured.
@@ -62,6 +75,7 @@ pub struct Width {
 pub struct Tuning {
     /// What links cost.
     pub costs: Costs,
+    core: Option<CoreCosts>,
     widths: Vec<Width>,
     best: Vec<Best>,
 }
@@ -79,7 +93,7 @@ pub struct TuningError {
 impl Tuning {
     /// These costs and choices; `None` unless those of one collective and shape stand in order of their sizes.
     pub fn new(costs: Costs, best: Vec<Best>) -> Option<Tuning> {
-        let mut tuning = Tuning { costs, widths: Vec::new(), best: Vec::new() };
+        let mut tuning = Tuning { costs, core: None, widths: Vec::new(), best: Vec::new() };
         best.into_iter().all(|best| tuning.add(best)).then_some(tuning)
     }
 
@@ -89,22 +103,43 @@ impl Tuning {
         widths.into_iter().all(|width| self.add_width(width)).then_some(self)
     }
 
-    /// What links cost where vectors are so long, by what was measured of shorter and longer ones: between two sizes the
-    /// straight line on logarithmic scales, beyond them the nearest. [`Tuning::costs`] where nothing was.
+    /// The same with what calls cost cores.
+    #[must_use]
+    pub fn with_core(self, core: CoreCosts) -> Tuning {
+        Tuning { core: Some(core), ..self }
+    }
+
+    /// What calls cost cores, where that was measured.
+    pub fn core(&self) -> Option<CoreCosts> {
+        self.core
+    }
+
+    /// What links cost where vectors are so long, by what was measured of shorter and longer ones; [`Tuning::costs`] where nothing
+    /// was.
     pub fn costs_of(&self, bytes: u64) -> Costs {
-        let Some(last) = self.widths.last() else { return self.costs };
+        let Some(Width { bytes_per_us, .. }) = self.width_of(bytes) else { return self.costs };
+        Costs { inside: LinkCosts { bytes_per_us, ..self.costs.inside }, ..self.costs }
+    }
+
+    /// How fast ranks of a host combine what they take from where it lies, beside moving it, of vectors so long.
+    pub fn passing_bytes_per_us(&self, bytes: u64) -> Option<f64> {
+        self.width_of(bytes).map(|width| width.reduce_bytes_per_us)
+    }
+
+    /// Between two sizes the straight line on logarithmic scales, beyond them the nearest.
+    fn width_of(&self, bytes: u64) -> Option<Width> {
+        let last = self.widths.last()?;
         let above = self.widths.iter().position(|width| width.bytes >= bytes);
         let upper = above.map_or(last, |at| &self.widths[at]);
         let lower = above.map_or(last, |at| &self.widths[at.saturating_sub(1)]);
         let (low, high) = ((lower.bytes as f64).ln(), (upper.bytes as f64).ln());
         let share = if high > low { (((bytes.max(1)) as f64).ln() - low) / (high - low) } else { 0.0 };
         let between = |a: f64, b: f64| (a.ln() + (b.ln() - a.ln()) * share.clamp(0.0, 1.0)).exp();
-        let inside = LinkCosts {
+        Some(Width {
+            bytes,
             bytes_per_us: between(lower.bytes_per_us, upper.bytes_per_us),
             reduce_bytes_per_us: between(lower.reduce_bytes_per_us, upper.reduce_bytes_per_us),
-            ..self.costs.inside
-        };
-        Costs { inside, ..self.costs }
+        })
     }
 
     fn add_width(&mut self, width: Width) -> bool {
@@ -189,6 +224,15 @@ fn link<'a>(words: impl Iterator<Item = &'a str>) -> Result<LinkCosts, String> {
     fields.done().map(|()| costs)
 }
 
+fn core<'a>(words: impl Iterator<Item = &'a str>) -> Result<CoreCosts, String> {
+    let mut fields = Fields::of(words)?;
+    let time = between(0.0, 1e9);
+    let call_us = fields.take("call_us", &time)?;
+    let some = |text: &str| if text == "none" { Some(None) } else { time(text).map(Some) };
+    let switch_us = fields.take("switch_us", some)?;
+    fields.done().map(|()| CoreCosts { call_us, switch_us })
+}
+
 fn width<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Width, String> {
     if words.next() != Some("inside") {
         return Err("a width is inside (hosts)".to_owned());
@@ -255,6 +299,10 @@ impl FromStr for Tuning {
                     }
                     _ => Err("a link is inside or between (hosts)".to_owned()),
                 },
+                Some("core") => core(words).and_then(|core| match tuning.core.replace(core) {
+                    None => Ok(()),
+                    Some(_) => Err("core is there twice".to_owned()),
+                }),
                 Some("width") => width(words).and_then(|width| match tuning.add_width(width) {
                     true => Ok(()),
                     false => Err("bytes is not above that of the width before it".to_owned()),
@@ -266,7 +314,7 @@ impl FromStr for Tuning {
                             .to_owned())
                     }
                 }),
-                Some(word) => Err(format!("{word:?} begins no line: link, width, best or # do")),
+                Some(word) => Err(format!("{word:?} begins no line: link, core, width, best or # do")),
             };
             found.map_err(|why| wrong(line, why))?;
         }
@@ -286,6 +334,10 @@ impl fmt::Display for Tuning {
                 "link {name} latency_us={latency_us} message_us={message_us} eager_message_us={eager_message_us} \
                  bytes_per_us={bytes_per_us} reduce_bytes_per_us={reduce_bytes_per_us} offloaded={offloaded}"
             )?;
+        }
+        if let Some(CoreCosts { call_us, switch_us }) = self.core {
+            let switch_us = switch_us.map_or("none".to_owned(), |us| us.to_string());
+            writeln!(f, "core call_us={call_us} switch_us={switch_us}")?;
         }
         for Width { bytes, bytes_per_us, reduce_bytes_per_us } in &self.widths {
             writeln!(
@@ -334,6 +386,11 @@ mod tests {
         assert_eq!(best(4, 8193), Some(Algorithm::Ring));
         assert_eq!(best(3, 8), None);
         assert_ne!(tuning.digest(), Tuning::default().digest());
+        assert_eq!(tuning.core(), None);
+        for switch_us in [None, Some(1.8)] {
+            let tuning = tuning.clone().with_core(CoreCosts { call_us: 0.12, switch_us });
+            assert_eq!(tuning.to_string().parse(), Ok(tuning));
+        }
     }
 
     #[test]
@@ -341,7 +398,8 @@ mod tests {
         let tuning: Tuning = TEXT.parse().unwrap();
         let speed = |bytes| tuning.costs_of(bytes).inside.bytes_per_us.round();
         assert_eq!([0, 8, 1000, 10_000, 100_000, u64::MAX].map(speed), [8e3, 8e3, 8e3, 4e3, 2e3, 2e3]);
-        assert_eq!(tuning.costs_of(8).inside.reduce_bytes_per_us.round(), 1e3);
+        assert_eq!(tuning.passing_bytes_per_us(8).map(f64::round), Some(1e3));
+        assert_eq!(tuning.costs_of(8).inside.reduce_bytes_per_us, tuning.costs.inside.reduce_bytes_per_us);
         assert_eq!(tuning.costs_of(8).inside.latency_us, tuning.costs.inside.latency_us);
         assert_eq!(Tuning::default().costs_of(8), Costs::default());
         let width = |bytes| Width { bytes, bytes_per_us: 1.0, reduce_bytes_per_us: 1.0 };
@@ -362,6 +420,12 @@ mod tests {
             ("offloaded=no", "offloaded=no more=1", 4, "more= means nothing"),
             ("bytes=100000 ", "bytes=1000 ", 6, "not above"),
             ("width inside", "width between", 5, "inside (hosts)"),
+            (
+                "width inside bytes=1000 bytes_per_us=8000 reduce_bytes_per_us=1000",
+                "core call_us=1",
+                5,
+                "switch_us= is missing",
+            ),
             ("algorithm=doubling", "algorithm=dissemination", 7, "no algorithm Dissemination"),
             ("slice_bytes=8192", "slice_bytes=0", 7, "out of range"),
             ("up_to_bytes=8192", "up_to_bytes=max", 8, "not above"),

@@ -9,10 +9,12 @@ use super::{BenchError as Failed, launch_ranks, sizes};
 use ringway::{Communicator, Launch, ReduceOp, Settings};
 use ringway_collectives::reduce::combine;
 use ringway_collectives::schedule::{
-    Algorithm, Best, Collective, Costs, LinkCosts, Priced, Tuning, Wanted, Width,
+    Algorithm, Best, Collective, CoreCosts, Costs, LinkCosts, Priced, Tuning, Wanted, Width,
 };
 use ringway_control::launch::Launcher;
 use ringway_dataplane::memory::DType;
+use ringway_topology::host::pin::allowed_cpus;
+use std::cell::RefCell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,7 +26,7 @@ const PINGS: usize = 200;
 /// how often.
 const ROW: usize = 8;
 const ROWS: usize = 40;
-/// Bytes of a message that waits for its receiver's word, and is still in caches.
+/// Bytes of a message that waits for its receiver's word, and is still in caches; so does one of half as many.
 const LONG_BYTES: usize = 64 << 10;
 /// Bytes exchanged to measure a link's width.
 const WIDE_BYTES: usize = 4 << 20;
@@ -108,10 +110,12 @@ fn measure(comm: &Communicator, args: &Args) -> Result<Tuning, BenchError> {
     };
     let costs =
         Costs { inside: link(other(true), known.inside)?, between: link(other(false), known.between)? };
-    let widths = match other(true) {
-        Some(peer) => widths(comm, peer)?,
-        None => Vec::new(),
+    let switch_us = switch(comm, &costs.inside)?;
+    let (call_us, widths) = match other(true) {
+        Some(peer) => widths(comm, peer, &costs.inside)?,
+        None => (0.0, Vec::new()),
     };
+    let core = CoreCosts { call_us, switch_us };
     let mut sizes = args.sizes.clone();
     sizes.sort_unstable();
     sizes.dedup();
@@ -121,7 +125,7 @@ fn measure(comm: &Communicator, args: &Args) -> Result<Tuning, BenchError> {
     }
     comm.prefer(Wanted::ANY);
     let tuning = Tuning::new(costs, best).and_then(|tuning| tuning.with_widths(widths));
-    Ok(tuning.unwrap_or_else(|| unreachable!("sizes were sorted")))
+    Ok(tuning.unwrap_or_else(|| unreachable!("sizes were sorted")).with_core(core))
 }
 
 /// Rank 0's numbers, on all ranks.
@@ -155,26 +159,36 @@ fn between(comm: &Communicator, peer: u32, reduce_bytes_per_us: f64) -> Result<L
         links(comm, 0, false)?;
     }
     comm.barrier()?;
-    let [half, eager_message_us, long, bytes_per_us] = agreed(comm, found)?;
+    let [half, eager_message_us, waiting, bytes_per_us] = agreed(comm, found)?;
     let offloaded = comm.transport_name() == "rdma";
     let latency_us = (half - eager_message_us).max(0.01);
-    let message_us = (long - latency_us - LONG_BYTES as f64 / bytes_per_us).max(eager_message_us);
+    let message_us = eager_message_us + waiting;
     Ok(LinkCosts { latency_us, message_us, eager_message_us, bytes_per_us, reduce_bytes_per_us, offloaded })
 }
 
-/// Half a round trip, what a message costs at its ends, half a round trip of long messages, all in microseconds, and bytes per microsecond each way while both are used.
+/// Half a round trip, what a message costs at its ends, and how much more where it waits for its receiver's word, all in
+/// microseconds, and bytes per microsecond each way while both are used.
 fn links(comm: &Communicator, peer: u32, first: bool) -> Result<[f64; 4], BenchError> {
-    let (half, long) = (trip(comm, peer, first, 8)?, trip(comm, peer, first, LONG_BYTES)?);
+    let half = trip(comm, peer, first, 8)?;
     let each = row(comm, peer, first)?;
-    let (output, mut input) = (comm.alloc::<u8>(WIDE_BYTES)?, comm.alloc::<u8>(WIDE_BYTES)?);
-    let mut exchanges = Vec::new();
-    for _ in 0..WIDE_TIMES {
+    let both = |bytes, times| exchanged(comm, peer, bytes, times);
+    // What is left when the bytes are taken away, that come on top as their number doubles; beyond a message that does not wait.
+    let waiting = 2.0 * both(LONG_BYTES / 2, PINGS)? - both(LONG_BYTES, PINGS)? - both(8, PINGS)?;
+    let wide = both(WIDE_BYTES, WIDE_TIMES)?;
+    Ok([half, each.min(half), waiting.max(0.0), WIDE_BYTES as f64 / wide])
+}
+
+/// What it takes to send and receive so many bytes at once, in microseconds.
+fn exchanged(comm: &Communicator, peer: u32, bytes: usize, times: usize) -> Result<f64, BenchError> {
+    let (output, mut input) = (comm.alloc::<u8>(bytes)?, comm.alloc::<u8>(bytes)?);
+    let mut exchanges = Vec::with_capacity(times);
+    for _ in 0..times {
         let begun = Instant::now();
         comm.sendrecv(&output, peer, &mut input, peer, 0)?;
         exchanges.push(begun.elapsed().as_secs_f64() * 1e6);
     }
     exchanges.sort_by(f64::total_cmp);
-    Ok([half, each.min(half), long, WIDE_BYTES as f64 / percentile(&exchanges, 0.5)])
+    Ok(percentile(&exchanges, 0.5))
 }
 
 /// Half a round trip of messages of so many bytes, in microseconds.
@@ -222,34 +236,87 @@ fn row(comm: &Communicator, peer: u32, first: bool) -> Result<f64, BenchError> {
     Ok(percentile(&times, 0.5))
 }
 
+/// A switch to another rank of a core, in microseconds, by messages to one that has the same single core as rank 0, where there is one.
+fn switch(comm: &Communicator, link: &LinkCosts) -> Result<Option<f64>, BenchError> {
+    let only = allowed_cpus().ok().filter(|cpus| cpus.len() == 1).and_then(|cpus| cpus.first());
+    let mut cores = vec![0; comm.size() as usize];
+    comm.all_gather(&[only.map_or(0, |cpu| u64::from(cpu) + 1)], &mut cores)?;
+    let here = |rank: &u32| comm.members()[*rank as usize].site.machine == comm.members()[0].site.machine;
+    let mate = (1..comm.size()).find(|rank| cores[0] != 0 && cores[*rank as usize] == cores[0] && here(rank));
+    let mut half = 0.0;
+    if let Some(mate) = mate {
+        if comm.rank() == 0 {
+            half = trip(comm, mate, true, 8)?;
+        } else if comm.rank() == mate {
+            trip(comm, 0, false, 8)?;
+        }
+    }
+    comm.barrier()?;
+    let [half] = agreed(comm, [half])?;
+    let apart = link.latency_us + link.eager_message_us;
+    Ok(mate.map(|_| (half - apart).max(0.0)))
+}
+
 /// What passes between rank 0 and a peer and is combined by them, of vectors of some sizes: by an all-gather and a reduce-scatter
-/// of the two, in which each sends the other half of a vector.
-fn widths(comm: &Communicator, peer: u32) -> Result<Vec<Width>, BenchError> {
-    const FASTEST: f64 = 1e9;
-    let mut found = [0.0; 2 * WIDTHS.len()];
+/// of the two in place, in which each sends the other half of a vector, and copies nothing of its own. Before them, what the
+/// shortest takes beyond a message: a call.
+fn widths(comm: &Communicator, peer: u32, link: &LinkCosts) -> Result<(f64, Vec<Width>), BenchError> {
+    const FASTEST: f64 = 1e6;
+    let mut all = [0.0; 1 + 2 * WIDTHS.len()];
+    let [call_us, found @ ..] = &mut all;
     let of_pair = comm.rank() == 0 || comm.rank() == peer;
+    let single = comm.split(Some(comm.rank()), 0)?;
+    let alone_us = single.as_ref().map_or(Ok(f64::INFINITY), alone)?;
     if let Some(pair) = comm.split(of_pair.then_some(0), comm.rank())? {
         pair.prefer(Algorithm::Ring.into());
-        let both = |bytes| -> Result<[f64; 2], BenchError> {
-            Ok([timed(&pair, Bench::AllGather, bytes)?, timed(&pair, Bench::ReduceScatter, bytes)?])
-        };
-        let least = both(8)?;
+        let least = in_place(&pair, 8)?;
+        // Either is more than a call alone: the one where ranks come in each other's way, the other where small calls of several
+        // ranks take a shorter path.
+        *call_us = (least[0] - link.latency_us - link.eager_message_us).clamp(0.0, alone_us);
         for (found, bytes) in found.chunks_exact_mut(2).zip(WIDTHS) {
-            let [moved, combined] = both(bytes)?;
+            let [moved, combined] = in_place(&pair, bytes)?;
             let half = bytes as f64 / 2.0;
-            let moving_us = (moved - least[0]).max(half / FASTEST);
-            let combining_us = (combined - least[1] - moving_us).max(half / FASTEST);
+            // Beyond what any message costs.
+            let waiting = link.message_of(half) - link.message_of(4.0);
+            let moving_us = (moved - least[0] - waiting).max(half / FASTEST);
+            let combining_us = (combined - least[1] - waiting - moving_us).max(half / FASTEST);
             found.copy_from_slice(&[half / moving_us, half / combining_us]);
         }
     }
     comm.barrier()?;
-    let found = agreed(comm, found)?;
+    let [call_us, found @ ..] = agreed(comm, all)?;
     let width = |(bytes, speeds): (u64, &[f64])| Width {
         bytes,
         bytes_per_us: speeds[0],
         reduce_bytes_per_us: speeds[1],
     };
-    Ok(WIDTHS.into_iter().zip(found.chunks_exact(2)).map(width).collect())
+    Ok((call_us, WIDTHS.into_iter().zip(found.chunks_exact(2)).map(width).collect()))
+}
+
+/// What a call of one rank alone takes, in microseconds.
+fn alone(comm: &Communicator) -> Result<f64, BenchError> {
+    let mut times = Vec::with_capacity(PINGS);
+    let mut word = [0.0f32; 2];
+    for _ in 0..PINGS {
+        let begun = Instant::now();
+        comm.all_reduce(&mut word, ReduceOp::Sum)?;
+        times.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(percentile(&times, 0.5))
+}
+
+/// The times of an all-gather and of a reduce-scatter of so many bytes, which each rank has written just before: what has not
+/// changed since it was last read would be in the reader's cache.
+fn in_place(pair: &Communicator, bytes: u64) -> Result<[f64; 2], BenchError> {
+    let vector = RefCell::new(pair.alloc::<f32>(usize::try_from(bytes / 4).unwrap_or(usize::MAX))?);
+    let write = || vector.borrow_mut().fill(0.0);
+    let runs = if bytes <= LONG_BYTES as u64 { PINGS } else { RUNS };
+    let gathered = timed(pair, runs, write, || Ok(pair.all_gather_in_place(&mut vector.borrow_mut())?))?;
+    let reduced = timed(pair, runs, write, || {
+        Ok(pair.reduce_scatter_in_place(&mut vector.borrow_mut(), ReduceOp::Sum)?)
+    })?;
+    Ok([gathered, reduced])
 }
 
 /// The quickest algorithm for each size, neighbours that agree joined.
@@ -266,7 +333,9 @@ fn compared(
         let mut quickest: Option<(f64, Priced)> = None;
         for priced in told.prices {
             comm.prefer(priced.algorithm.into());
-            let time_us = timed(comm, bench, bytes)?;
+            let call = Call { bench, op: ReduceOp::Sum, root: 0, started: false, plain: false };
+            let mut case = OnHost::<f32>::new(comm, call, bytes)?;
+            let time_us = timed(comm, RUNS, || (), || case.run())?;
             if quickest.is_none_or(|(least, _)| time_us < least) {
                 quickest = Some((time_us, priced));
             }
@@ -298,14 +367,18 @@ fn compared(
 }
 
 /// The median of some runs, each as long as on the slowest rank, in microseconds; the same on all ranks.
-fn timed(comm: &Communicator, bench: Bench, bytes: u64) -> Result<f64, BenchError> {
-    let call = Call { bench, op: ReduceOp::Sum, root: 0, started: false, plain: false };
-    let mut case = OnHost::<f32>::new(comm, call, bytes)?;
-    let mut times = Vec::with_capacity(RUNS);
-    for run in 0..WARM_UPS + RUNS {
+fn timed(
+    comm: &Communicator,
+    runs: usize,
+    before: impl Fn(),
+    mut call: impl FnMut() -> Result<(), BenchError>,
+) -> Result<f64, BenchError> {
+    let mut times = Vec::with_capacity(runs);
+    for run in 0..WARM_UPS + runs {
+        before();
         comm.barrier()?;
         let begun = Instant::now();
-        case.run()?;
+        call()?;
         if run >= WARM_UPS {
             times.push(begun.elapsed().as_secs_f64() * 1e6);
         }

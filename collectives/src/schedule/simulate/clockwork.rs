@@ -4,22 +4,27 @@
 
 use super::Fault;
 use super::price::{Load, Network, Place, Price, Resource, Workload};
-use super::program::{AHEAD, Program, Row, bit};
+use super::program::{AHEAD, Program, Row, Unmatched, bit};
 use super::queue::Queue;
-use crate::schedule::cost::LinkCosts;
+use crate::schedule::cost::{EAGER_BYTES, LinkCosts};
 use crate::schedule::symmetry::Blocks;
-use crate::schedule::{Collective, Gathered, Rank, Schedule, Span, Step};
+use crate::schedule::{Collective, DisseminationBarrier, Gathered, Rank, Schedule, Step};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-/// A message under way: both sides' ranks and step numbers.
+/// A message under way: both sides' ranks and step numbers, who the sender is to the receiver, and chunks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Message {
     from: Rank,
     sent: u32,
     to: Rank,
+    /// [`UNMET`] of one that left before its receive was posted.
     taken: u32,
+    known_as: Rank,
+    chunks: u32,
 }
+
+const UNMET: u32 = u32::MAX;
 
 /// Where a message is on its way.
 #[derive(Clone, Copy)]
@@ -41,6 +46,8 @@ enum Event {
     Reaches { slice: u32, message: Message, hop: Hop },
     /// A core that ranks share has done what it was at.
     Free { core: u32 },
+    /// A rank has come so far that it can make the steps of a call.
+    Called { slice: u32, rank: Rank },
 }
 
 /// What a core does for a rank.
@@ -49,6 +56,7 @@ enum Work {
     Send { slice: u32, message: Message },
     Receive { slice: u32, message: Message },
     Combine { slice: u32, rank: Rank, index: u32 },
+    Call { slice: u32, rank: Rank },
 }
 
 #[derive(Clone, Copy, Default)]
@@ -95,8 +103,15 @@ pub(super) struct Clockwork<'a, S: ?Sized> {
     gathers: Option<Gathered>,
     /// Bytes of a chunk in one slice.
     piece_bytes: f64,
+    /// Of one call.
     slices: u32,
     in_flight: u32,
+    /// What stands before each call, as a slice of its own, and how often both are made.
+    barrier: Option<DisseminationBarrier>,
+    rounds: u32,
+    /// By rank: when it came out of the last barrier, and when it was done.
+    left: Vec<u64>,
+    over: Vec<u64>,
     rows: Vec<Row>,
     /// By rank: slices begun and slices ended.
     begun: Vec<u32>,
@@ -152,6 +167,10 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             piece_bytes: chunk_bytes / f64::from(slices),
             slices,
             in_flight: work.slices_in_flight.max(1),
+            barrier: None,
+            rounds: 1,
+            left: vec![0; ranks],
+            over: vec![0; ranks],
             rows: (0..ranks).map(|_| Row::default()).collect(),
             begun: vec![0; ranks],
             ended: vec![0; ranks],
@@ -169,6 +188,26 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             started: 0,
             now: 0,
         }
+    }
+
+    /// The same in calls one after another, each behind a barrier. Of ranks that are all simulated.
+    pub(super) fn behind_barriers(mut self, rounds: u32) -> Self {
+        (self.barrier, self.rounds) = (Some(DisseminationBarrier { ranks: self.schedule.ranks() }), rounds);
+        self
+    }
+
+    /// Slices of a call and of what stands before it.
+    fn period(&self) -> u32 {
+        self.slices + u32::from(self.barrier.is_some())
+    }
+
+    fn is_barrier(&self, slice: u32) -> bool {
+        self.barrier.is_some() && slice.is_multiple_of(self.period())
+    }
+
+    /// What is gathered in a slice.
+    fn gathered_in(&self, slice: u32) -> Option<Gathered> {
+        self.gathers.filter(|_| !self.is_barrier(slice))
     }
 
     fn program(&mut self, slice: u32, rank: Rank) -> &mut Program {
@@ -192,8 +231,8 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
                 break;
             }
         }
-        let mut stuck =
-            (0..).zip(&self.ended).filter(|(_, ended)| **ended < self.slices).map(|(rank, _)| rank);
+        let all = self.rounds * self.period();
+        let mut stuck = (0..).zip(&self.ended).filter(|(_, ended)| **ended < all).map(|(rank, _)| rank);
         let Some(rank) = stuck.next() else { return Ok(()) };
         let stuck = (1 + stuck.count() as u32) * self.blocks.count();
         let open = self.rows[rank as usize].programs.iter().find(|program| program.open > 0);
@@ -213,6 +252,10 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
                 self.advance(slice, rank);
             }
             Event::Reaches { slice, message, hop } => self.pass(slice, message, hop),
+            Event::Called { slice, rank } => {
+                self.rows[rank as usize].reach(slice);
+                self.advance(slice, rank);
+            }
             Event::Free { core } => {
                 self.shared[core as usize].busy = false;
                 self.freed.push(core);
@@ -256,15 +299,33 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             Work::Send { slice, message } => self.send_from(ready, slice, message),
             Work::Receive { slice, message } => self.receive_at(ready, slice, message),
             Work::Combine { slice, rank, index } => self.combine_at(ready, slice, rank, index),
+            Work::Call { slice, rank } => {
+                let call = nanoseconds(self.network.call_us);
+                self.events.push(ready + call, Event::Called { slice, rank });
+            }
         }
     }
 
     /// Lets `rank` begin as many slices as it may.
     fn begin(&mut self, rank: Rank) {
-        let r = rank as usize;
-        while self.begun[r] < self.slices && self.begun[r] - self.ended[r] < self.in_flight {
+        let (r, all) = (rank as usize, self.rounds * self.period());
+        while self.begun[r] < all {
+            let (slice, open) = (self.begun[r], self.begun[r] - self.ended[r]);
+            // Calls and barriers come one after another.
+            let alone =
+                self.is_barrier(slice) || slice.checked_sub(1).is_some_and(|last| self.is_barrier(last));
+            if open >= if alone { 1 } else { self.in_flight } {
+                break;
+            }
+            if slice + self.slices == all {
+                self.left[r] = self.now;
+            }
             self.begun[r] += 1;
-            let slice = self.begun[r] - 1;
+            let call = nanoseconds(self.network.call_us);
+            if call > 0 && (slice == 0 || alone) {
+                self.work(rank, call, false, Work::Call { slice, rank });
+                continue;
+            }
             self.rows[r].reach(slice);
             self.advance(slice, rank);
         }
@@ -295,6 +356,9 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
                 Step::Recv { from, .. } | Step::Reduce { from, .. } => {
                     receives_held |= blocked && matches!(step, Step::Recv { .. });
                     if !receives_held {
+                        if !blocked {
+                            self.program(slice, rank).passing |= bit(index);
+                        }
                         self.post_receive(slice, rank, index, from);
                     }
                 }
@@ -303,13 +367,16 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         if self.program(slice, rank).has_ended() {
             // A program that has ended is never advanced again, so that its end is counted once.
             self.ended[rank as usize] += 1;
+            self.over[rank as usize] = self.now;
             self.rows[rank as usize].drop_ended();
             self.begin(rank);
         }
     }
 
     fn refill(&mut self, slice: u32, rank: Rank) {
-        let (schedule, gathers, program) = (self.schedule, self.gathers, self.program(slice, rank));
+        let (schedule, gathers) = (self.schedule, self.gathered_in(slice));
+        let barrier = self.barrier.filter(|_| self.is_barrier(slice));
+        let program = self.program(slice, rank);
         program.retire();
         while !program.ended && program.open < AHEAD {
             let index = program.base + program.open;
@@ -317,7 +384,7 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             if program.open > 0 && gathers.is_some_and(|gathered| gathered.steps == index) {
                 break;
             }
-            match schedule.step(rank, index) {
+            match barrier.map_or_else(|| schedule.step(rank, index), |barrier| barrier.step(rank, index)) {
                 Some(step) => program.push(step),
                 None => program.ended = true,
             }
@@ -325,14 +392,29 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
     }
 
     fn post_send(&mut self, slice: u32, rank: Rank, index: u32, to: Rank) {
-        self.program(slice, rank).waiting &= !bit(index);
+        let program = self.program(slice, rank);
+        program.waiting &= !bit(index);
+        let chunks = program.step(index).span().count;
+        let at_once = self.bytes(slice, chunks) <= EAGER_BYTES as f64;
         let taker = self.blocks.stands_for(to);
         let known_as = self.blocks.moved(rank, to / self.blocks.each());
         let Some(receiver) = self.rows[taker as usize].reach(slice) else { return };
         let met = receiver.in_order(receiver.posted).find(|at| receiver.step(*at).peer() == known_as);
+        let message = Message { from: rank, sent: index, to: taker, taken: UNMET, known_as, chunks };
         match met {
-            Some(taken) => self.start(slice, Message { from: rank, sent: index, to: taker, taken }),
-            None => receiver.unmatched.push((known_as, index)),
+            Some(taken) => self.start(slice, Message { taken, ..message }),
+            None => {
+                receiver.unmatched.push(Unmatched {
+                    from: known_as,
+                    sent: index,
+                    at_once,
+                    taken: None,
+                    here: false,
+                });
+                if at_once {
+                    self.start(slice, message);
+                }
+            }
         }
     }
 
@@ -340,29 +422,39 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         let giver = self.blocks.stands_for(from);
         let program = self.program(slice, rank);
         program.waiting &= !bit(index);
-        match program.unmatched.iter().position(|sent| sent.0 == from) {
-            Some(place) => {
-                let (_, sent) = program.unmatched.remove(place);
-                self.start(slice, Message { from: giver, sent, to: rank, taken: index });
-            }
-            None => program.posted |= bit(index),
+        let chunks = program.step(index).span().count;
+        let first = program.unmatched.iter().position(|sent| sent.from == from && sent.taken.is_none());
+        let Some(place) = first else {
+            program.posted |= bit(index);
+            return;
+        };
+        let Unmatched { sent, at_once, here, .. } = program.unmatched[place];
+        let message = Message { from: giver, sent, to: rank, taken: index, known_as: from, chunks };
+        if at_once && !here {
+            program.unmatched[place].taken = Some(index);
+            return;
+        }
+        program.unmatched.remove(place);
+        match here {
+            true => self.receive(slice, message),
+            false => self.start(slice, message),
         }
     }
 
     fn start(&mut self, slice: u32, message: Message) {
-        self.program(slice, message.to).start(message.taken);
+        if message.taken != UNMET {
+            self.program(slice, message.to).start(message.taken);
+        }
         self.started += 1;
         self.starts.push(Reverse((message.sent, self.started, slice, message)));
     }
 
-    /// What the link of a message costs, whether it goes between hosts, and whether between switches. The receiver's program names its
-    /// sender; the sender's own may be past its step when the last bytes arrive.
-    fn way(&mut self, slice: u32, message: Message) -> (Step, &'a LinkCosts, bool, bool) {
-        let step = self.program(slice, message.to).step(message.taken);
+    /// What the link of a message costs, whether it goes between hosts, and whether between switches.
+    fn way(&self, message: Message) -> (&'a LinkCosts, bool, bool) {
         let network = self.network;
-        let (out, into) = (network.places[step.peer() as usize], network.places[message.to as usize]);
+        let (out, into) = (network.places[message.known_as as usize], network.places[message.to as usize]);
         let far = out.host != into.host;
-        (step, if far { &network.between } else { &network.inside }, far, out.switch != into.switch)
+        (if far { &network.between } else { &network.inside }, far, out.switch != into.switch)
     }
 
     /// How long a message holds a port.
@@ -370,18 +462,24 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         nanoseconds(costs.message_of(bytes)) + nanoseconds(bytes / costs.bytes_per_us)
     }
 
-    /// Sends a message that both sides have posted.
+    /// How long a message keeps an end busy: where cores are shared and move the bytes, each does one half.
+    fn end_of(&self, costs: &LinkCosts, bytes: f64) -> u64 {
+        let port = Self::port(costs, bytes);
+        if self.network.shared.is_some() && !costs.offloaded { port / 2 } else { port }
+    }
+
+    /// Sends a message that both sides have posted, or that goes at once.
     fn leave(&mut self, slice: u32, message: Message) {
-        let (step, costs, ..) = self.way(slice, message);
-        let port = Self::port(costs, self.bytes(step.span()));
-        self.work(message.from, port / 2, costs.offloaded, Work::Send { slice, message });
+        let (costs, ..) = self.way(message);
+        let busy = self.end_of(costs, self.bytes(slice, message.chunks));
+        self.work(message.from, busy, costs.offloaded, Work::Send { slice, message });
     }
 
     fn send_from(&mut self, ready: u64, slice: u32, message: Message) {
         let Message { from, sent, .. } = message;
-        let (step, costs, far, _) = self.way(slice, message);
-        let bytes = self.bytes(step.span());
-        let port = Self::port(costs, bytes);
+        let (costs, far, _) = self.way(message);
+        let bytes = self.bytes(slice, message.chunks);
+        let port = self.end_of(costs, bytes);
         let start = self.send[from as usize].hold(ready, port, bytes);
         self.events.push(start + port, Event::Done { slice, rank: from, index: sent });
         let (hop, later) =
@@ -392,8 +490,8 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
     /// Takes a message over the hop that it has reached.
     fn pass(&mut self, slice: u32, message: Message, hop: Hop) {
         let Message { from, to, .. } = message;
-        let (step, costs, _, across) = self.way(slice, message);
-        let bytes = self.bytes(step.span());
+        let (costs, _, across) = self.way(message);
+        let bytes = self.bytes(slice, message.chunks);
         let (out, into) = (self.network.places[from as usize], self.network.places[to as usize]);
         let latency = nanoseconds(costs.latency_us);
         let wire = nanoseconds(bytes / costs.bytes_per_us);
@@ -417,24 +515,37 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
                 self.reaches(start, slice, message, Hop::Receive);
             }
             Hop::Receive => {
-                let port = Self::port(costs, bytes);
-                self.work(to, port / 2, costs.offloaded, Work::Receive { slice, message });
+                let taken = match message.taken {
+                    UNMET => self.program(slice, to).comes(message.known_as, message.sent),
+                    taken => Some(taken),
+                };
+                if let Some(taken) = taken {
+                    self.receive(slice, Message { taken, ..message });
+                }
             }
         }
     }
 
+    /// Takes in a message that has come and that a receive was posted for.
+    fn receive(&mut self, slice: u32, message: Message) {
+        let (costs, ..) = self.way(message);
+        let busy = self.end_of(costs, self.bytes(slice, message.chunks));
+        self.work(message.to, busy, costs.offloaded, Work::Receive { slice, message });
+    }
+
     fn receive_at(&mut self, ready: u64, slice: u32, message: Message) {
         let Message { to: rank, taken: index, .. } = message;
-        let (step, costs, far, across) = self.way(slice, message);
-        let bytes = self.bytes(step.span());
-        let port = Self::port(costs, bytes);
+        let (costs, far, across) = self.way(message);
+        let step = self.program(slice, rank).step(index);
+        let bytes = self.bytes(slice, message.chunks);
+        let port = self.end_of(costs, bytes);
         // What a narrower link lets through arrives no sooner than its last byte.
         let uplink = nanoseconds(bytes / self.network.uplink_bytes_per_us);
         let slowest = if far && across { port.max(uplink) } else { port };
         let start = self.receive[rank as usize].hold(ready, port, bytes);
         let end = (start + port).max(self.now + slowest);
         // What is gathered is combined when all has come, which takes as long.
-        let gathered = self.gathers.is_some_and(|gathered| step.span().first >= gathered.chunks);
+        let gathered = self.gathered_in(slice).is_some_and(|gathered| step.span().first >= gathered.chunks);
         let reduces = matches!(step, Step::Reduce { .. }) || gathered;
         let event = match reduces {
             true => Event::Arrived { slice, rank, index },
@@ -448,18 +559,29 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
     }
 
     fn combine(&mut self, slice: u32, rank: Rank, index: u32) {
-        let span = self.program(slice, rank).step(index).span();
-        let time = self.combining(span);
+        let time = self.combining(slice, rank, index);
         self.work(rank, time, false, Work::Combine { slice, rank, index });
     }
 
-    fn combining(&self, span: Span) -> u64 {
-        nanoseconds(self.bytes(span) / self.network.inside.reduce_bytes_per_us)
+    fn combining(&mut self, slice: u32, rank: Rank, index: u32) -> u64 {
+        let program = self.program(slice, rank);
+        let (step, passing) = (program.step(index), program.passing & bit(index) != 0);
+        let network = self.network;
+        let near = network.places[step.peer() as usize].host == network.places[rank as usize].host;
+        let bytes = self.bytes(slice, step.span().count);
+        let held_up = bytes / network.inside.reduce_bytes_per_us;
+        nanoseconds(match network.passing_bytes_per_us.filter(|_| near) {
+            None => held_up,
+            Some(speed) if passing => bytes / speed,
+            // The other has read it in this rank's memory, from where it is to be had back before it is written.
+            Some(_) if bytes > EAGER_BYTES as f64 => held_up + bytes / network.inside.bytes_per_us,
+            Some(_) => held_up,
+        })
     }
 
     fn combine_at(&mut self, ready: u64, slice: u32, rank: Rank, index: u32) {
         let span = self.program(slice, rank).step(index).span();
-        let (bytes, time) = (self.bytes(span), self.combining(span));
+        let (bytes, time) = (self.bytes(slice, span.count), self.combining(slice, rank, index));
         let start = if self.network.inside.offloaded {
             self.core[rank as usize].hold(ready, time, bytes)
         } else {
@@ -468,15 +590,17 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         self.events.push(start + time, Event::Done { slice, rank, index });
     }
 
-    fn bytes(&self, span: Span) -> f64 {
-        f64::from(span.count) * self.piece_bytes
+    fn bytes(&self, slice: u32, chunks: u32) -> f64 {
+        if self.is_barrier(slice) { 0.0 } else { f64::from(chunks) * self.piece_bytes }
     }
 
     pub(super) fn price(&self) -> Price {
         let mut loads = Vec::new();
         let mut add = |resource: Resource, used: &Use| {
             if used.busy > 0 {
-                loads.push(Load { resource, bytes: used.bytes, busy_us: used.busy as f64 / 1e3 });
+                let rounds = f64::from(self.rounds);
+                let (bytes, busy_us) = (used.bytes / rounds, used.busy as f64 / 1e3 / rounds);
+                loads.push(Load { resource, bytes, busy_us });
             }
         };
         type OfRank = fn(Rank) -> Resource;
@@ -498,6 +622,8 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             add(Resource::SwitchOut(switch), out);
             add(Resource::SwitchIn(switch), into);
         }
-        Price { time_us: self.now as f64 / 1e3, loads }
+        // Without barriers all begin at 0.
+        let longest = self.left.iter().zip(&self.over).map(|(left, over)| over - left).max();
+        Price { time_us: longest.unwrap_or(0) as f64 / 1e3, loads }
     }
 }

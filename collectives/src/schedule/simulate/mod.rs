@@ -24,7 +24,9 @@ use run::Run;
 
 #[cfg(test)]
 pub(super) use price::priced;
-pub use price::{Load, Network, Place, Price, Resource, SharedCores, Workload, distinct_ranks, price};
+pub use price::{
+    Load, Network, Place, Price, Resource, SharedCores, Workload, distinct_ranks, price, price_behind_barrier,
+};
 #[cfg(test)]
 pub(super) use value::mix;
 

@@ -2,13 +2,19 @@
 //!
 //! The closed formulas of [`estimate`](crate::schedule::estimate) are what ranks choose by; this is what checks them,
 //! and what plans for machines of many hosts. A message passes its sender's port, between hosts also both hosts'
-//! interfaces (and between switches the links that join those), and its receiver's port. It holds each for `message_us` (ports only) and its bytes over the bandwidth,
-//! and is on the next while still on the one before; `latency_us` passes on the way. It starts when both sides have
-//! posted it, and a port sends in the order of starts. A combine holds its rank's core, or where the link does not move
-//! bytes by itself, the receiving port, since the same core takes bytes in. Where ranks share cores, half of a message's time
-//! at a port is work of the core, one end's as the other's, and so are all combines; a core that passes from one rank to
-//! another loses a moment. Each rank runs several slices at once, each
-//! of them under the hazards I4.
+//! interfaces (and between switches the links that join those), and its receiver's port. It holds each for `message_us`
+//! (ports only) and its bytes over the bandwidth, and is on the next while still on the one before; `latency_us` passes on
+//! the way. It starts when both sides have posted it, or where it is no longer than
+//! [`EAGER_BYTES`](crate::schedule::EAGER_BYTES) when its sender has, and a port sends in the order of starts.
+//!
+//! A combine holds its rank's core, or where the link does not move bytes by itself, the receiving port, since the same core
+//! takes bytes in. What nothing holds up when its receive is posted is combined as it is taken
+//! ([`Network::passing_bytes_per_us`]): a rank that sends what it is to combine into gets its operand into scratch first, and then gets
+//! back what the other has read in its memory, for as much as moving it takes.
+//!
+//! Where ranks share cores, half of a message's time at a port is work of the core, one end's as the other's, and so are all
+//! combines and what a call costs before its first step; a core that passes from one rank to another loses a moment. Each
+//! rank runs several slices at once, each of them under the hazards I4.
 
 #![forbid(unsafe_code)]
 
@@ -42,6 +48,11 @@ pub struct Network {
     /// Bandwidth of each direction of the link that joins a switch with all others, in bytes per microsecond. Infinite
     /// where the network blocks nothing.
     pub uplink_bytes_per_us: f64,
+    /// What a call costs a rank before its first step, in microseconds.
+    pub call_us: f64,
+    /// How fast a rank of a host combines what it is sent within the host where it lies, beside moving it, in bytes per
+    /// microsecond, where ranks share memory; `None` where that is done as elsewhere, by [`LinkCosts::reduce_bytes_per_us`].
+    pub passing_bytes_per_us: Option<f64>,
     /// Where ranks share cores.
     pub shared: Option<SharedCores>,
 }
@@ -68,7 +79,15 @@ impl Network {
             Place { host, interface: host, switch: 0 }
         };
         let places = (0..ranks).map(place).collect();
-        Network { places, inside, between, uplink_bytes_per_us: f64::INFINITY, shared: None }
+        Network {
+            places,
+            inside,
+            between,
+            uplink_bytes_per_us: f64::INFINITY,
+            call_us: 0.0,
+            passing_bytes_per_us: None,
+            shared: None,
+        }
     }
 
     /// Blocks of ranks that are moved onto each other by `symmetry` and are alike here: the smallest that are. All ranks
@@ -177,6 +196,27 @@ pub fn price<S: Schedule + ?Sized>(
 ) -> Result<Price, Fault> {
     let blocks = network.blocks(schedule.symmetry(), schedule.ranks());
     priced(schedule, collective, network, work, blocks)
+}
+
+/// Rounds after which what [`price_behind_barrier`] foretells no longer changes but by who was first.
+const ROUNDS: u32 = 4;
+
+/// As `ringway bench` measures: the longest time on any rank from when it leaves a barrier, after some of these calls
+/// each behind a barrier of its own. Ranks leave a barrier one after the other, and who shares a core with others goes on
+/// at once where those wait. Loads are those of one call and its barrier, on average.
+///
+/// # Panics
+/// As [`price`].
+pub fn price_behind_barrier<S: Schedule + ?Sized>(
+    schedule: &S,
+    collective: Collective,
+    network: &Network,
+    work: &Workload,
+) -> Result<Price, Fault> {
+    let blocks = Blocks::alone(schedule.ranks());
+    let mut clockwork = Clockwork::new(schedule, collective, network, work, blocks).behind_barriers(ROUNDS);
+    clockwork.run()?;
+    Ok(clockwork.price())
 }
 
 /// How many ranks [`price`] simulates for all: the first ones. All of them where they do not do alike.

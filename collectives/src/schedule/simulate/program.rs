@@ -31,9 +31,25 @@ pub(super) struct Program {
     /// Receives that no send has met.
     pub(super) posted: Steps,
     pub(super) arrived: Steps,
+    /// Receives that nothing held up when they were posted: what comes is combined where it lies.
+    pub(super) passing: Steps,
     done: Steps,
-    /// Sends posted to this program that no receive has met: the sending rank, as it is named here, and the number of its step.
-    pub(super) unmatched: Vec<(Rank, u32)>,
+    /// Sends posted to this program that no receive has met, or that have not come yet, in the order in which they were posted.
+    pub(super) unmatched: Vec<Unmatched>,
+}
+
+/// A message to a program that did not find its receive posted.
+#[derive(Clone, Copy)]
+pub(super) struct Unmatched {
+    /// The sending rank, as it is named here, and the number of its step.
+    pub(super) from: Rank,
+    pub(super) sent: u32,
+    /// Whether it did not wait for its receiver's word, and so is under way.
+    pub(super) at_once: bool,
+    /// The receive that has been posted for it meanwhile.
+    pub(super) taken: Option<u32>,
+    /// Whether it has come.
+    pub(super) here: bool,
 }
 
 impl Default for Program {
@@ -48,6 +64,7 @@ impl Default for Program {
             waiting: 0,
             posted: 0,
             arrived: 0,
+            passing: 0,
             done: 0,
             unmatched: Vec::new(),
         }
@@ -96,7 +113,20 @@ impl Program {
         self.behind[(index % AHEAD) as usize] = behind.fold(0, |steps, earlier| steps | bit(earlier));
         self.steps[(index % AHEAD) as usize] = step;
         self.waiting |= bit(index);
+        self.passing &= !bit(index);
         self.open += 1;
+    }
+
+    /// A message that left before its receive was posted has come; answers with the receive, if that was posted meanwhile.
+    pub(super) fn comes(&mut self, from: Rank, sent: u32) -> Option<u32> {
+        let place = self.unmatched.iter().position(|message| (message.from, message.sent) == (from, sent))?;
+        match self.unmatched[place].taken {
+            Some(_) => self.unmatched.remove(place).taken,
+            None => {
+                self.unmatched[place].here = true;
+                None
+            }
+        }
     }
 
     /// A step neither waits nor looks for its match any more.

@@ -135,7 +135,8 @@ impl Dealt {
                 false => Place { host, interface: host, switch: rack },
             });
         }
-        let network = Network { places, inside: INSIDE, between: BETWEEN, uplink_bytes_per_us, shared: None };
+        let flat = Network::hosts(1, 1, INSIDE, BETWEEN);
+        let network = Network { places, uplink_bytes_per_us, ..flat };
         Dealt { locations, network }
     }
 

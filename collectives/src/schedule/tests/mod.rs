@@ -4,6 +4,7 @@ mod arrangements;
 mod broken;
 mod choosing;
 mod hosts;
+mod measured;
 mod parts;
 mod symmetries;
 
