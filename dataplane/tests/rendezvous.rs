@@ -260,9 +260,7 @@ fn a_lost_task_is_named_to_whoever_waits_for_it() {
         }
         error => panic!("{error}"),
     }
-    // Each hears of it in its own time.
-    tasks.until(|| tasks.losses.lock().unwrap().len() >= 2);
-    assert_eq!(tasks.losses.lock().unwrap().clone(), [(1, Peer(0)), (2, Peer(0))].into());
+    assert_eq!(tasks.losses_but_of(0), [(1, Peer(0)), (2, Peer(0))].into());
     let later = tasks.all[1].recv_wait(STEP, &key(5), Source::Peer(Peer(0)), FAR).unwrap_err();
     assert!(later.to_string().contains("task 0 on host0 (pid 1) is lost: peer 0 was killed"), "{later}");
     // The others go on, and the lost one comes back with another life.

@@ -128,8 +128,12 @@ impl Tasks {
     /// Ends a task as a crash would; it stays in the list.
     pub(crate) fn kill(&self, task: u32) {
         self.hub.as_ref().unwrap().kill(Peer(task));
-        self.until(|| self.losses.lock().unwrap().len() >= self.all.len() - 1);
-        self.losses.lock().unwrap().retain(|(me, _)| *me != task);
+        self.until(|| self.losses_but_of(task).len() >= self.all.len() - 1);
+    }
+
+    /// Who has lost whom, but for what a task that was killed hears of its own end, sooner or later.
+    pub(crate) fn losses_but_of(&self, killed: u32) -> BTreeSet<(u32, Peer)> {
+        self.losses.lock().unwrap().iter().filter(|(me, _)| *me != killed).copied().collect()
     }
 
     /// Gives a task another life, that all know.
