@@ -124,6 +124,17 @@ fn a_mismatch_of_nothing_but_the_algorithm_says_what_it_comes_from() {
     }
 }
 
+#[test]
+fn two_ranks_that_share_memory_go_by_halves_at_every_length_but_short_ones() {
+    ranks_over(transports(2, |config| config), "2 ranks", &EngineOptions::default(), |c| {
+        let chosen = |bytes| c.explain(Collective::AllReduce, bytes).choice.algorithm;
+        let found = [8, 4 << 10, 32 << 10, 512 << 10, 8 << 20].map(chosen);
+        use Algorithm::{Doubling, Ring};
+        assert_eq!(found, [Doubling, Doubling, Ring, Ring, Ring]);
+        c.barrier().unwrap();
+    });
+}
+
 /// How often each call is made: the first has no plan yet, and is not made at once.
 const TIMES: usize = 3;
 
