@@ -7,11 +7,13 @@
 //! ```
 //!
 //! The services run in processes of their own, so that their processor time and memory are theirs. With `--python`, a
-//! Python that has jaxlib, both take turns. Open files: two for each connection (`ulimit -n`).
+//! Python that has jaxlib, both take turns. The clients are in threads that share nothing, so that they take little of the time
+//! of either. Open files: one for each connection in the service, and one here (`ulimit -n`).
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -20,13 +22,14 @@ use ringway_control::rpc::serve::{Server, ServerConfig};
 use ringway_proto::xla::coordination as xla;
 use ringway_proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
 use ringway_topology::Incarnation;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
 type Client = CoordinationServiceClient<Channel>;
 
 /// Threads of the clients.
-const CLIENT_THREADS: usize = 2;
+const CLIENT_THREADS: u32 = 2;
 /// Connections that are being made at a time.
 const CONNECTING: usize = 256;
 /// Longest wait for anything.
@@ -141,6 +144,57 @@ fn serve(address: &str, tasks: &str) {
     drop(server);
 }
 
+/// The clients of one thread.
+struct Share {
+    runtime: Runtime,
+    clients: Vec<Client>,
+    tasks: Range<u32>,
+}
+
+/// All clients.
+struct Crowd(Vec<Share>);
+
+impl Crowd {
+    /// So many connections, each of which several tasks may share.
+    fn connect(address: SocketAddr, tasks: u32, connections: u32) -> Crowd {
+        let cut = |all: u32, at: u32| all * at / CLIENT_THREADS;
+        let shares = (0..CLIENT_THREADS).map(|at| Share {
+            runtime: Builder::new_current_thread().enable_all().build().expect("a runtime"),
+            clients: Vec::new(),
+            tasks: cut(tasks, at)..cut(tasks, at + 1),
+        });
+        let mut crowd = Crowd(shares.collect());
+        std::thread::scope(|scope| {
+            for (at, share) in (0..).zip(&mut crowd.0) {
+                let connections = cut(connections, at + 1) - cut(connections, at);
+                scope.spawn(move || share.clients = share.runtime.block_on(connect(address, connections)));
+            }
+        });
+        crowd
+    }
+
+    /// Each thread does its share.
+    fn all<T: Send>(&self, part: impl AsyncFn(&Share) -> T + Sync) -> Vec<T> {
+        std::thread::scope(|scope| {
+            let part = &part;
+            let threads = self.0.iter().map(|share| scope.spawn(move || share.runtime.block_on(part(share))));
+            let threads: Vec<_> = threads.collect();
+            threads.into_iter().map(|thread| thread.join().expect("no client panics")).collect()
+        })
+    }
+
+    /// All tasks register; the incarnation of the service.
+    fn register(&self) -> u64 {
+        self.all(register).into_iter().max().unwrap_or(0)
+    }
+}
+
+impl Share {
+    fn clients(&self) -> impl Iterator<Item = (u32, Client)> {
+        self.tasks.clone().zip(self.clients.iter().cycle().cloned())
+    }
+}
+
 async fn connect(address: SocketAddr, connections: u32) -> Vec<Client> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address").tcp_nodelay(true);
     let mut clients = Vec::new();
@@ -166,11 +220,9 @@ fn says(task: u32, service_incarnation: u64) -> Option<xla::Incarnations> {
     Some(xla::Incarnations { task_id: task as i32, task_incarnation: incarnation(task), service_incarnation })
 }
 
-/// All tasks register; the incarnation of the service.
-async fn register(clients: &[Client], tasks: u32) -> u64 {
+async fn register(share: &Share) -> u64 {
     let mut calls = JoinSet::new();
-    for task in 0..tasks {
-        let mut client = clients[task as usize % clients.len()].clone();
+    for (task, mut client) in share.clients() {
         let request =
             xla::RegisterTaskRequest { incarnation: incarnation(task), source_task_id: task as i32 };
         calls.spawn(async move { client.register_task(request).await });
@@ -184,13 +236,12 @@ async fn register(clients: &[Client], tasks: u32) -> u64 {
 }
 
 /// All tasks come to a barrier.
-async fn barrier(clients: &[Client], tasks: u32, service: u64, name: &str) {
+async fn barrier(share: &Share, service: u64) {
     let mut calls = JoinSet::new();
-    for task in 0..tasks {
-        let mut client = clients[task as usize % clients.len()].clone();
+    for (task, mut client) in share.clients() {
         let request = xla::BarrierRequest {
             incarnations: says(task, service),
-            barrier_id: name.to_owned(),
+            barrier_id: "bench".to_owned(),
             barrier_timeout_in_ms: LIMIT_MS,
             source_task_id: task as i32,
             ..xla::BarrierRequest::default()
@@ -235,47 +286,44 @@ impl fmt::Display for Round {
     }
 }
 
-async fn round(service: &Service, tasks: u32, connections: u32) -> Round {
+fn round(service: &Service, tasks: u32, connections: u32) -> Round {
     let idle = service.resident();
     let begun = Instant::now();
-    let clients = connect(service.address, connections).await;
+    let crowd = Crowd::connect(service.address, tasks, connections);
     let connected = begun.elapsed();
     let (busy, begun) = (service.busy(), Instant::now());
-    let incarnation = register(&clients, tasks).await;
+    let incarnation = crowd.register();
     let registered = begun.elapsed();
     let begun = Instant::now();
-    barrier(&clients, tasks, incarnation, "bench").await;
+    crowd.all(async |share| barrier(share, incarnation).await);
     let passed = begun.elapsed();
     let memory = service.resident().saturating_sub(idle) / u64::from(tasks);
     Round { connected, registered, passed, busy: service.busy().saturating_sub(busy), memory }
 }
 
-async fn rounds(options: &Options) {
+fn rounds(options: &Options) {
     let Options { tasks, connections, rounds, .. } = *options;
     println!("{tasks} tasks over {connections} connections; ms, and KiB of the service for each task");
     println!("service     connect  register   barrier      both       cpu    memory");
     for _ in 0..rounds {
-        println!("ringway  {}", round(&Service::ours(tasks), tasks, connections).await);
+        println!("ringway  {}", round(&Service::ours(tasks), tasks, connections));
         if let Some(python) = &options.python {
-            println!("jaxlib   {}", round(&Service::jax(python, tasks), tasks, connections).await);
+            println!("jaxlib   {}", round(&Service::jax(python, tasks), tasks, connections));
         }
     }
 }
 
-async fn heartbeats(service: Service, name: &str, tasks: u32, connections: u32) {
-    let clients = connect(service.address, connections).await;
-    let incarnation_of_service = register(&clients, tasks).await;
-    let begun = tokio::time::Instant::now();
+/// The tasks of a share say that they are alive, until `end`.
+async fn beat(share: &Share, tasks: u32, service: u64, begun: Instant, end: Instant) {
     let mut beating = JoinSet::new();
-    for task in 0..tasks {
-        let mut client = clients[task as usize % clients.len()].clone();
+    for (task, mut client) in share.clients() {
         beating.spawn(async move {
             let mut at = begun + HEARTBEAT.mul_f64(f64::from(task) / f64::from(tasks));
-            loop {
-                tokio::time::sleep_until(at).await;
+            while at < end {
+                tokio::time::sleep_until(at.into()).await;
                 at += HEARTBEAT;
                 let request = xla::HeartbeatRequest {
-                    incarnations: says(task, incarnation_of_service),
+                    incarnations: says(task, service),
                     incarnation: incarnation(task),
                     source_task_id: task as i32,
                 };
@@ -283,12 +331,23 @@ async fn heartbeats(service: Service, name: &str, tasks: u32, connections: u32) 
             }
         });
     }
+    beating.join_all().await;
+}
+
+fn heartbeats(service: &Service, name: &str, tasks: u32, connections: u32) {
+    let crowd = Crowd::connect(service.address, tasks, connections);
+    let incarnation = crowd.register();
+    let begun = Instant::now();
     // From the second time on, when every task has said it once.
-    tokio::time::sleep_until(begun + HEARTBEAT).await;
-    let busy = service.busy();
-    tokio::time::sleep(WATCHED).await;
-    let share = service.busy().saturating_sub(busy).as_secs_f64() / WATCHED.as_secs_f64();
-    beating.shutdown().await;
+    let watched = begun + HEARTBEAT;
+    let end = watched + WATCHED;
+    let share = std::thread::scope(|scope| {
+        scope.spawn(|| crowd.all(async |share| beat(share, tasks, incarnation, begun, end).await));
+        std::thread::sleep(watched.saturating_duration_since(Instant::now()));
+        let busy = service.busy();
+        std::thread::sleep(end.saturating_duration_since(Instant::now()));
+        service.busy().saturating_sub(busy).as_secs_f64() / WATCHED.as_secs_f64()
+    });
     println!("{name}: {tasks} tasks, a heartbeat each {HEARTBEAT:?}: {:.1} % of one core", share * 100.0);
 }
 
@@ -300,16 +359,12 @@ fn main() {
         return serve(address, tasks);
     }
     let options = options();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(CLIENT_THREADS).enable_all().build();
-    runtime.expect("threads").block_on(async {
-        if options.heartbeats == 0 {
-            return rounds(&options).await;
-        }
-        let (tasks, connections) = (options.heartbeats, options.connections);
-        heartbeats(Service::ours(tasks), "ringway", tasks, connections).await;
-        if let Some(python) = &options.python {
-            heartbeats(Service::jax(python, tasks), "jaxlib", tasks, connections).await;
-        }
-    });
+    if options.heartbeats == 0 {
+        return rounds(&options);
+    }
+    let (tasks, connections) = (options.heartbeats, options.connections);
+    heartbeats(&Service::ours(tasks), "ringway", tasks, connections);
+    if let Some(python) = &options.python {
+        heartbeats(&Service::jax(python, tasks), "jaxlib", tasks, connections);
+    }
 }
