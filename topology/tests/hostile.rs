@@ -197,6 +197,17 @@ fn xml_may_end_anywhere_or_hold_anything() {
     }
 }
 
+/// Found by mutation (`FUZZ_SEED=9074` of `machines_in_xml`).
+#[test]
+fn a_machine_none_of_whose_cpus_may_be_used_is_refused() {
+    let whole = fixture("virtual-machine.xml");
+    let (at, name) = whole.match_indices("allowed_cpuset=\"").next().unwrap();
+    let start = at + name.len();
+    let end = start + whole[start..].find('"').unwrap();
+    let error = from_xml(&format!("{}0x0{}", &whole[..start], &whole[end..])).unwrap_err().to_string();
+    assert!(error.contains("allowed_cpuset") && error.contains("no CPU"), "{error}");
+}
+
 #[cfg(feature = "hwloc")]
 mod with_hwloc {
     use ringway_topology::host::from_synthetic;

@@ -43,6 +43,11 @@ fn read(document: &Element) -> Result<Parts, XmlError> {
     let mut parts = Parts::bare(name, Source::Xml, cpus);
     if machine.attribute("allowed_cpuset").is_some() {
         parts.allowed = required_set(machine, "allowed_cpuset")?.and(&parts.cpus);
+        if parts.allowed.is_empty() {
+            let reason =
+                "allowed_cpuset holds no CPU of the machine: name those that may be used, or leave it out";
+            return Err(wrong(machine, reason));
+        }
     }
     let mut walk =
         Walk { parts, threads: CpuSet::new(), accelerators: HashMap::new(), numbers: HashMap::new() };
