@@ -85,7 +85,9 @@ fn every_way_of_asking_moves_started_calls_on() {
             c.barrier().unwrap();
             while !kept.is_done() {}
             assert!(right(&kept.wait().unwrap()));
-            assert!(!c.progress().unwrap(), "nothing is under way");
+            // The dropped call may still miss a message that was sent before those of the barrier: messages of different calls
+            // overtake each other.
+            while c.progress().unwrap() {}
             // Messages too.
             let (next, previous) = ((c.rank() + 1) % n, (c.rank() + n - 1) % n);
             let receive = c.recv_start(c.alloc::<f32>(LONG).unwrap(), previous, 0).unwrap();
