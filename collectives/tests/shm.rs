@@ -131,6 +131,10 @@ fn two_ranks_that_share_memory_go_by_halves_at_every_length_but_short_ones() {
         let found = [8, 4 << 10, 32 << 10, 512 << 10, 8 << 20].map(chosen);
         use Algorithm::{Doubling, Ring};
         assert_eq!(found, [Doubling, Doubling, Ring, Ring, Ring]);
+        // What one rank combines of another's it reads once: no half of it goes round.
+        for bytes in [8, 4 << 10, 64 << 10, 1 << 20, 8 << 20, 1 << 30] {
+            assert_eq!(c.explain(Collective::Reduce, bytes).choice.algorithm, Algorithm::Tree, "{bytes} B");
+        }
         c.barrier().unwrap();
     });
 }

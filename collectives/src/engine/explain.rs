@@ -28,7 +28,7 @@ impl Communicator {
         let options = core.options.clone();
         let group = core.group(self.index);
         let wanted = group.wanted.unwrap_or(options.wanted);
-        let costs = costs_for(collective, bytes, &group.costs, &options);
+        let costs = &costs_for(collective, bytes, &group.costs, &options);
         let basis = Basis { wanted, tuning: options.tuning.as_deref() };
         let here = here_for(bytes, group.here.as_ref(), group.arrangement.ranks());
         let choice = match here {

@@ -361,7 +361,7 @@ fn choose(
     };
     let bytes = bytes.saturating_mul(element_bytes) as u64;
     let costs = costs_for(collective, bytes, costs, options);
-    let here = here_for(bytes, here, ranks);
+    let (costs, here) = (&costs, here_for(bytes, here, ranks));
     let rule = Rule {
         // `a op b` is `b op a`: two ranks have one order.
         in_sequence: numerics.in_sequence(request) && (ranks > 2 || request.function.is_some()),
@@ -385,18 +385,19 @@ fn choose(
 
 /// What a call of this size is priced by, in a group whose links cost so much. The limit is what goes at once by default
 /// ([`EAGER_BYTES`]), not what does here: ranks may differ in that, and must not in their choice.
-pub(super) fn costs_for<'a>(
-    collective: Collective,
-    bytes: u64,
-    costs: &'a Costs,
-    options: &'a EngineOptions,
-) -> &'a Costs {
-    // Two ranks that share memory all-reduce by halves: each reads and combines half of the other's vector, and then reads the
-    // other half of the result, where both would read all and combine it (512 KiB: 51 us by halves and 87, in another state of
-    // the machine 17 and 25). What else there is goes beyond the eager limit as over other transports: a reduce by the tree
-    // (64 KiB: 2.3 us, and 9.3 round the ring).
-    let by_these = collective == Collective::AllReduce || bytes <= 2 * EAGER_BYTES;
-    if by_these { costs } else { &options.costs }
+pub(super) fn costs_for(collective: Collective, bytes: u64, costs: &Costs, options: &EngineOptions) -> Costs {
+    match collective {
+        // Two ranks that share memory all-reduce by halves: each reads and combines half of the other's vector, and then reads
+        // the other half of the result, where both would read all and combine it (512 KiB: 51 us by halves and 87, in another
+        // state of the machine 17 and 25).
+        Collective::AllReduce => *costs,
+        // One that reads what it combines is done with it: round a ring its half would be moved once more (64 KiB: 1.8 us
+        // down the tree and 3.7; 8 MiB: 180 and 226).
+        Collective::Reduce => costs.combining_in_passing(),
+        // What else there is goes beyond the eager limit as over other transports.
+        _ if bytes <= 2 * EAGER_BYTES => *costs,
+        _ => options.costs,
+    }
 }
 
 /// What links cost besides, where that may decide for a call of this size: while each part of a rank's goes at once. Beyond,

@@ -115,6 +115,18 @@ impl Default for Costs {
     }
 }
 
+impl Costs {
+    /// The same where a rank combines what it reads in another's memory as it reads it, which costs it nothing more: between
+    /// two ranks that share memory, if no rank sends what it combines into.
+    #[must_use]
+    pub fn combining_in_passing(self) -> Costs {
+        if self.inside != LinkCosts::SHARED_MEMORY {
+            return self;
+        }
+        LinkCosts { reduce_bytes_per_us: f64::INFINITY, ..self.inside }.into()
+    }
+}
+
 impl From<LinkCosts> for Costs {
     fn from(costs: LinkCosts) -> Costs {
         Costs { inside: costs, between: costs }
