@@ -50,6 +50,11 @@ fn unordered(a: __m512, b: __m512) -> __mmask16 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn wide<T: Wire<N> + Ordered + Number, const N: usize>(op: ReduceOp, operands: Operands<'_>) {
+    float::<T, N>(op, operands);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn combine_f16(op: ReduceOp, operands: Operands<'_>) {
     let (vectors, rest) = operands.split(BYTES);
     match op {

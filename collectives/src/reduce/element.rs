@@ -5,6 +5,8 @@
 use super::half::{bf16_from_f32, f16_from_f32, f16_to_f32};
 use half::{bf16, f16};
 use ringway_dataplane::memory::Bool;
+#[cfg(target_arch = "x86_64")]
+use std::ops::BitOrAssign;
 
 /// An element of `N` bytes, in the machine's byte order.
 pub(super) trait Wire<const N: usize>: Copy {
@@ -24,6 +26,19 @@ pub(super) trait Number {
     fn prod(a: Self, b: Self) -> Self;
     /// The element over a number of ranks (at least 1).
     fn over(self, ranks: u32) -> Self;
+}
+
+/// A float whose results can be made quiet afterwards, many at a time.
+#[cfg(target_arch = "x86_64")]
+pub(super) trait Wide {
+    /// Of the type's width; combined by "or".
+    type Mark: Copy + Default + BitOrAssign;
+    fn plain_sum(a: Self, b: Self) -> Self;
+    fn plain_prod(a: Self, b: Self) -> Self;
+    fn mark(self) -> Self::Mark;
+    /// Whether a NaN is among those whose marks were combined.
+    fn has_nan(marks: Self::Mark) -> bool;
+    fn quiet(self) -> Self;
 }
 
 /// A type whose bits, or whose truth, combine.
@@ -82,7 +97,7 @@ macro_rules! quiet {
 }
 
 macro_rules! floats {
-    ($($t:ty, $n:literal, $quiet_bits:literal);+ $(;)?) => {$(
+    ($($t:ty, $n:literal, $quiet_bits:literal, $mark:ty);+ $(;)?) => {$(
         impl Wire<$n> for $t {
             #[inline(always)]
             fn load(bytes: [u8; $n]) -> $t { <$t>::from_ne_bytes(bytes) }
@@ -113,10 +128,27 @@ macro_rules! floats {
             #[inline(always)]
             fn over(self, ranks: u32) -> $t { quiet!($t, $quiet_bits, self / ranks as $t) }
         }
+        #[cfg(target_arch = "x86_64")]
+        impl Wide for $t {
+            type Mark = $mark;
+            #[inline(always)]
+            fn plain_sum(a: $t, b: $t) -> $t { a + b }
+            #[inline(always)]
+            fn plain_prod(a: $t, b: $t) -> $t { a * b }
+            // Without its sign, a NaN is the only number above infinity: the difference is negative.
+            #[inline(always)]
+            fn mark(self) -> $mark {
+                (<$t>::INFINITY.to_bits() as $mark).wrapping_sub(self.to_bits() as $mark & <$mark>::MAX)
+            }
+            #[inline(always)]
+            fn has_nan(marks: $mark) -> bool { marks < 0 }
+            #[inline(always)]
+            fn quiet(self) -> $t { quiet!($t, $quiet_bits, self) }
+        }
     )+};
 }
 
-floats! { f32, 4, 0x7fc0_0000; f64, 8, 0x7ff8_0000_0000_0000; }
+floats! { f32, 4, 0x7fc0_0000, i32; f64, 8, 0x7ff8_0000_0000_0000, i64; }
 
 /// Types of 16 bits: computed in f32, rounded once to nearest even.
 macro_rules! halves {

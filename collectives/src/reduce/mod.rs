@@ -4,9 +4,9 @@
 //!
 //! Invariants:
 //! - I1 (symmetry): `a op b` and `b op a` are the same bits. No operation needs to be told whose operand
-//!   stands left, and two ranks that exchange and combine agree. Floats pay for it with one select: a NaN
-//!   result is always the quiet NaN of the type, positive and without payload, since which payload survives
-//!   an addition is up to the processor. Floating-point sums and products still depend on how operands are
+//!   stands left, and two ranks that exchange and combine agree. Floats pay for it with one select, or
+//!   a second pass over a block that has one: a NaN result is always the quiet NaN of the type, positive and without
+//!   payload, since which payload survives an addition is up to the processor. Floating-point sums and products still depend on how operands are
 //!   grouped, which a schedule fixes.
 //! - I2 (one arithmetic): all paths give the same bits, x86-64 or aarch64, vectors or scalars.
 //! - I3 (available): a path is only entered on a processor that has it.

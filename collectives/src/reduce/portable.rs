@@ -3,6 +3,10 @@
 
 super::kernels::kernels! {}
 
+fn wide<T: Wire<N> + Ordered + Number, const N: usize>(op: ReduceOp, operands: Operands<'_>) {
+    float::<T, N>(op, operands);
+}
+
 fn combine_f16(op: ReduceOp, operands: Operands<'_>) {
     float::<f16, 2>(op, operands);
 }

@@ -164,6 +164,22 @@ fn a_long_slice() {
 }
 
 #[test]
+fn one_nan_among_numbers_is_quiet_wherever_it_is() {
+    const COUNT: usize = 3000;
+    for (dtype, loud) in [(DType::F32, 0xffc1_2345), (DType::F64, 0xfff8_0123_4567_89ab)] {
+        let one = if dtype == DType::F32 { 1f32.to_bits().into() } else { 1f64.to_bits() };
+        let ones = low_bytes(one, dtype.size()).repeat(COUNT);
+        for at in [0, 1, 511, 512, 1023, 1024, 2047, 2048, COUNT - 1] {
+            let mut left = ones.clone();
+            left[at * dtype.size()..][..dtype.size()].copy_from_slice(&low_bytes(loud, dtype.size()));
+            for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Avg] {
+                check(op, dtype, &left, &ones, [0; 3]);
+            }
+        }
+    }
+}
+
+#[test]
 fn every_special_value_meets_every_other() {
     for (op, dtype) in pairs() {
         let all = specials(dtype);
