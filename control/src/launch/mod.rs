@@ -139,7 +139,7 @@ pub enum LaunchError {
         remedy: String,
     },
     /// The rank is not below the world size, or a local number contradicts another.
-    #[error("{launcher} gives {what}: {remedy}")]
+    #[error("{what}, by {launcher}: {remedy}")]
     Contradiction {
         /// The launcher.
         launcher: Launcher,

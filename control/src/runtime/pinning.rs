@@ -7,7 +7,7 @@
 
 use crate::launch::{Launch, Launcher};
 use crate::settings::{Pin, Settings};
-use ringway_collectives::engine::OnProgressThread;
+use ringway_collectives::engine::{OnProgressThread, Progress as MovedOnBy};
 use ringway_topology::host::pin::{
     MemoryPolicy, PinError, parallelism, pin_current_thread, set_memory_policy,
 };
@@ -86,8 +86,9 @@ pub fn request(machine: &Machine, ranks: u32, settings: &Settings) -> Request {
         false => Vec::new(),
     };
     let progress = match settings.pin_progress {
-        Pin::Auto | Pin::Spread => Progress::Apart,
-        Pin::Off | Pin::Cpus(_) => Progress::Shared,
+        // A thread that is not made needs no core.
+        Pin::Auto | Pin::Spread if settings.progress == MovedOnBy::Thread => Progress::Apart,
+        _ => Progress::Shared,
     };
     Request { devices, progress, threads: settings.pin_threads, ..Request::plain(machine, ranks) }
 }
@@ -355,5 +356,13 @@ mod tests {
         assert!(bare.near_devices.is_empty());
         assert_eq!(bare.cpus.unwrap().to_string(), "70-82", "one thread of each core");
         assert_eq!(bare.progress.unwrap().to_string(), "83,195", "a whole core");
+        let (caller, _) = launch(&[("RINGWAY_PROGRESS", "caller")]);
+        let whole = share(&machine, LocalRank(5), 8, &caller).unwrap();
+        assert_eq!(
+            whole.cpus.unwrap().to_string(),
+            "70-83,182-195",
+            "no core is kept for a thread that is not made"
+        );
+        assert_eq!(whole.progress, None);
     }
 }

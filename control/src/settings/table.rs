@@ -109,6 +109,7 @@ mod tests {
         for (i, setting) in TABLE.iter().enumerate() {
             assert!(setting.name.starts_with(super::super::PREFIX), "{}", setting.name);
             assert!(setting.doc.ends_with('.'), "{}: the doc is not a sentence", setting.name);
+            assert!(!setting.doc.contains("  "), "{}: the doc has a gap", setting.name);
             assert!(!TABLE[..i].iter().any(|other| other.name == setting.name), "{} twice", setting.name);
             if let Some(unit) = setting.name.strip_prefix("RINGWAY_").and_then(|n| n.rsplit('_').next()) {
                 let expected = match unit {

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ringway_dataplane::transport::limits::own_limit;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, test_kill_process};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
@@ -173,18 +175,25 @@ fn process_of(path: &Path) -> Option<Pid> {
 /// Removes the sockets of processes that are gone (K2). What cannot be looked at stays.
 pub fn sweep(dir: &Path) {
     for path in all(dir).unwrap_or_default() {
-        let gone =
-            process_of(&path).is_some_and(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH));
+        let gone = process_of(&path).is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH));
         // In another container the number may be another's: then somebody answers.
-        let refused = || {
-            std::os::unix::net::UnixStream::connect(&path)
-                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-        };
-        if gone && refused() {
+        if gone && nobody_answers(&path) {
             // Another process may have been quicker.
             let _ = std::fs::remove_file(&path);
         }
     }
+}
+
+/// Whether a connection is refused. Nobody waits for a process that is there and takes none: its number was another's, and it may be
+/// stopped.
+fn nobody_answers(path: &Path) -> bool {
+    let tried = || {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &address)
+    };
+    tried() == Err(Errno::CONNREFUSED)
 }
 
 #[cfg(test)]
@@ -216,12 +225,11 @@ mod tests {
 
     #[test]
     fn another_folder_is_advised_where_it_helps() {
-        let words = |errno: rustix::io::Errno| {
-            SocketError::System { path: "/x".into(), source: errno.into() }.to_string()
-        };
-        let full = words(rustix::io::Errno::MFILE);
+        let words =
+            |errno: Errno| SocketError::System { path: "/x".into(), source: errno.into() }.to_string();
+        let full = words(Errno::MFILE);
         assert!(full.contains("ulimit -n") && !full.contains("RINGWAY_RUNTIME_DIR"), "{full}");
-        let denied = words(rustix::io::Errno::ACCESS);
+        let denied = words(Errno::ACCESS);
         assert!(denied.contains("RINGWAY_RUNTIME_DIR") && !denied.contains("ulimit"), "{denied}");
     }
 
@@ -268,6 +276,31 @@ mod tests {
         let socket = Socket::bind(&folder.0, "rank0", SUFFIX).unwrap();
         assert!(!left.exists() && elsewhere.exists() && other.exists() && socket.path().exists());
         drop(listens);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_process_elsewhere_that_takes_no_connections() {
+        // K2
+        let folder = Folder::new("full");
+        std::fs::DirBuilder::new().mode(0o700).create(&folder.0).unwrap();
+        let path = folder.0.join("rank1-4194305.sock");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let socket = |flags| socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let listens = socket(SocketFlags::CLOEXEC);
+        rustix::net::bind(&listens, &address).unwrap();
+        rustix::net::listen(&listens, 1).unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            waiting.push(socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK));
+            if connect(waiting.last().unwrap(), &address) == Err(Errno::AGAIN) {
+                break;
+            }
+        }
+        sweep(&folder.0);
+        assert!(path.exists());
+        drop(listens);
+        sweep(&folder.0);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ringway_control::core::coordination::request::{Reply, Request};
+use ringway_control::core::coordination::rounds::knock_key;
 use ringway_control::core::coordination::waits::{Awaited, Wait};
 use ringway_control::core::time::Time;
 use ringway_topology::Incarnation;
@@ -66,6 +67,13 @@ fn stragglers_are_named_and_the_longest_wait_comes_first() {
     bench.ask(barrier("b", 1, &[]));
     bench.ask(barrier("b", 2, &[]));
     assert_eq!(waits(&mut bench, 9).len(), 1);
+}
+
+#[test]
+fn members_that_listen_for_newcomers_wait_for_nobody() {
+    let mut bench = Bench::up();
+    bench.ask(Request::Get { key: knock_key("job", 1) });
+    assert_eq!(waits(&mut bench, 9), []);
 }
 
 #[test]

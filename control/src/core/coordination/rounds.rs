@@ -53,7 +53,15 @@ pub struct RoundTable {
 /// The key that is written when newcomers wait for the generation after this one.
 #[must_use]
 pub fn knock_key(group: &str, generation: u64) -> String {
-    format!("ringway/rounds/{group}/{generation}")
+    format!("{KNOCKS}{group}/{generation}")
+}
+
+/// What the keys of knocks begin with.
+const KNOCKS: &str = "ringway/rounds/";
+
+/// Whether somebody who waits for this key only listens for newcomers, as every member does for as long as it lives.
+pub(super) fn is_knock(key: &str) -> bool {
+    key.starts_with(KNOCKS)
 }
 
 /// A process that wants to be in the next generation.

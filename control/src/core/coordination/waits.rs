@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ringway_topology::TaskId;
 
 use super::membership::Slot;
+use super::rounds::is_knock;
 use super::{Coordinator, Held};
 use crate::core::time::Time;
 
@@ -96,6 +97,8 @@ impl Coordinator {
         let mut found: BTreeMap<Kind<'_>, (Time, Vec<Option<Slot>>)> = BTreeMap::new();
         for caller in self.held.values() {
             let key = match &caller.held {
+                // Members of every group listen for newcomers: nobody is late with that.
+                Held::Key(path) if is_knock(path) => continue,
                 Held::Key(path) => (Awaited::Key(path.clone()), None),
                 Held::Everyone => (Awaited::Devices, None),
                 Held::Alive(tasks) => (Awaited::Alive, Some(&tasks[..])),

@@ -96,7 +96,9 @@ pub(super) const ROWS: &[Setting] = &[
         Kind::OneOf(&["thread", "caller"]),
         Some("thread"),
         "",
-        "Who moves started calls on: a thread of the library's, or only the program's own threads while they make any call, wait          for a handle, ask whether it is done, poll it, or call Communicator::progress. A rank that computes for long between such calls          holds the others up for as long, and hears of failures when it makes the next.",
+        "Who moves started calls on: a thread of the library's, or only the program's own threads while they make any \
+         call, wait for a handle, ask whether it is done, poll it, or call Communicator::progress. A rank that computes \
+         for long between such calls holds the others up for as long, and hears of failures when it makes the next.",
     ),
     row(
         "RINGWAY_PIN",
@@ -119,9 +121,9 @@ pub(super) const ROWS: &[Setting] = &[
         Kind::Cpus,
         Some("auto"),
         "",
-        "Where the thread runs that moves started calls on, unless RINGWAY_PROGRESS=caller: auto takes a core beside the rank's network device and off the \
-         rank's other threads, where ranks are spread and the share has four cores or more; off leaves it with the \
-         others, a list names processors for it.",
+        "Where the thread runs that moves started calls on, unless RINGWAY_PROGRESS=caller: auto takes a core beside the \
+         rank's network device and off the rank's other threads, where ranks are spread and the share has four cores or \
+         more; off leaves it with the others, a list names processors for it.",
     ),
     row(
         "RINGWAY_PIN_ACCELERATORS",
