@@ -180,7 +180,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, SimulateError> {
     }
     writeln!(
         out,
-        "# ringway {} simulate: {} of {} ranks on {} hosts, {} interfaces each",
+        "# ringway {} simulate: {} of {} ranks on {} hosts, interfaces of each: {}",
         env!("CARGO_PKG_VERSION"),
         args.collective,
         args.ranks,

@@ -245,16 +245,17 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
         match event {
             Event::Arrived { slice, rank, index } => {
                 self.program(slice, rank).arrived |= bit(index);
-                self.advance(slice, rank);
+                self.go_on(slice, rank);
             }
             Event::Done { slice, rank, index } => {
                 self.program(slice, rank).finish(index);
-                self.advance(slice, rank);
+                self.go_on(slice, rank);
             }
             Event::Reaches { slice, message, hop } => self.pass(slice, message, hop),
             Event::Called { slice, rank } => {
                 self.rows[rank as usize].reach(slice);
                 self.advance(slice, rank);
+                self.begin(rank);
             }
             Event::Free { core } => {
                 self.shared[core as usize].busy = false;
@@ -323,16 +324,23 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
             self.begun[r] += 1;
             let call = nanoseconds(self.network.call_us);
             if call > 0 && (slice == 0 || alone) {
-                self.work(rank, call, false, Work::Call { slice, rank });
-                continue;
+                // No slice begins before the call has.
+                return self.work(rank, call, false, Work::Call { slice, rank });
             }
             self.rows[r].reach(slice);
             self.advance(slice, rank);
         }
     }
 
-    /// Posts and combines all that can be, in one slice of one rank.
-    fn advance(&mut self, slice: u32, rank: Rank) {
+    /// Advances a slice, and begins others if that was the end of it.
+    fn go_on(&mut self, slice: u32, rank: Rank) {
+        if self.advance(slice, rank) {
+            self.begin(rank);
+        }
+    }
+
+    /// Posts and combines all that can be, in one slice of one rank. Whether that was the end of it.
+    fn advance(&mut self, slice: u32, rank: Rank) -> bool {
         self.refill(slice, rank);
         let (mut sends_held, mut receives_held) = (false, false);
         let program = self.program(slice, rank);
@@ -364,13 +372,14 @@ impl<'a, S: Schedule + ?Sized> Clockwork<'a, S> {
                 }
             }
         }
-        if self.program(slice, rank).has_ended() {
+        let ended = self.program(slice, rank).has_ended();
+        if ended {
             // A program that has ended is never advanced again, so that its end is counted once.
             self.ended[rank as usize] += 1;
             self.over[rank as usize] = self.now;
             self.rows[rank as usize].drop_ended();
-            self.begin(rank);
         }
+        ended
     }
 
     fn refill(&mut self, slice: u32, rank: Rank) {

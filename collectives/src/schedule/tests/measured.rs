@@ -38,6 +38,31 @@ fn small_messages_leave_before_their_receiver_is_ready() {
 }
 
 #[test]
+fn no_slice_begins_before_its_call_has() {
+    let bytes = 64 << 10;
+    let schedule = AnySchedule::new(Collective::AllReduce, Algorithm::Ring, 2, 0).unwrap();
+    let time = |call_us, slices_in_flight| {
+        let network = Network { call_us, ..Network::hosts(2, 2, BYTES, BYTES) };
+        let work = Workload { bytes, slice_bytes: bytes / 16, slices_in_flight };
+        let at_once = price(&schedule, Collective::AllReduce, &network, &work).unwrap().time_us;
+        let measured = price_behind_barrier(&schedule, Collective::AllReduce, &network, &work).unwrap();
+        assert_eq!(measured.time_us, at_once);
+        at_once
+    };
+    for slices_in_flight in 1..=8 {
+        assert_eq!(time(1000.0, slices_in_flight), time(0.0, slices_in_flight) + 1000.0);
+    }
+}
+
+#[test]
+fn any_number_of_slices_may_end_as_they_begin() {
+    let schedule = AnySchedule::new(Collective::AllReduce, Algorithm::Ring, 1, 0).unwrap();
+    let work = Workload { bytes: 1 << 20, slice_bytes: 1, slices_in_flight: 2 };
+    let priced = price(&schedule, Collective::AllReduce, &Network::flat(1, BYTES), &work);
+    assert_eq!(priced.map(|price| price.time_us), Ok(0.0));
+}
+
+#[test]
 fn what_nothing_holds_up_is_combined_in_passing() {
     let network = Network { passing_bytes_per_us: Some(8192.0), ..Network::hosts(2, 2, BYTES, BYTES) };
     let bytes = 64 << 10;
