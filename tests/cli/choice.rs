@@ -26,6 +26,11 @@ fn what_was_tuned_is_chosen_and_a_broken_file_is_told_by_its_line() {
     let shown = end.stdout.join("\n");
     assert!(end.code() == 0 && shown.contains("quickest as measured"), "{shown}{}", end.stderr);
 
+    let nowhere = folder.path_of("nowhere/tuning.txt");
+    let end = Run::start(ringway(&["tune", "-n", "2", "-o", &nowhere])).end();
+    assert_eq!(end.code(), 125, "before it measures: {}", end.stderr);
+    assert!(end.stderr.starts_with(&format!("ringway tune: cannot write {nowhere}: ")), "{}", end.stderr);
+
     let broken = folder.file("broken.txt", "ringway-tuning 2\nlink inside latency_us=soon\n");
     let mut bench = ringway(&["bench", "all-reduce", "-n", "2", "--sizes", "8", "--iters", "2"]);
     bench.env("RINGWAY_TUNING_FILE", &broken);

@@ -92,19 +92,20 @@ fn run_collective(args: &CollectiveArgs) -> Result<ExitCode, BenchError> {
         comm.set_numerics(Numerics { reproducible: true, ..comm.numerics() });
     }
     if args.overlap {
-        return Ok(ended(&comm, overlap::run(&comm, &args.sweep.size_list(), settings.progress).map(|()| 0)));
+        let told = overlap::run(&comm, &args.sweep.size_list(), settings.progress);
+        return Ok(ended(&comm, "bench", told.map(|()| 0)));
     }
-    Ok(ended(&comm, measure::sweep(&comm, args)))
+    Ok(ended(&comm, "bench", measure::sweep(&comm, args)))
 }
 
 /// The exit code of a rank that found so many elements wrong.
-fn ended(comm: &Communicator, result: Result<u64, measure::BenchError>) -> ExitCode {
+fn ended(comm: &Communicator, command: &str, result: Result<u64, measure::BenchError>) -> ExitCode {
     let why = match result {
         Ok(0) => return ExitCode::SUCCESS,
         Ok(wrong) => format!("{wrong} elements were wrong"),
         Err(error) => error.to_string(),
     };
-    super::say(&format!("bench: rank {}: {why}", comm.rank()));
+    super::say(&format!("{command}: rank {}: {why}", comm.rank()));
     ExitCode::from(EXIT_FAILED)
 }
 

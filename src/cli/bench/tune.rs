@@ -15,8 +15,9 @@ use ringway_control::launch::Launcher;
 use ringway_dataplane::memory::DType;
 use ringway_topology::host::pin::allowed_cpus;
 use std::cell::RefCell;
+use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -79,12 +80,22 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failed> {
     let settings = Settings::from_env()?;
     let launch = Launch::from_env()?;
+    // Before minutes of measuring, not after.
+    if launch.found_by == Launcher::Single || launch.rank.0 == 0 {
+        args.output.as_deref().map_or(Ok(()), may_be_written)?;
+    }
     if launch.found_by == Launcher::Single {
         return launch_ranks(args.ranks.unwrap_or(super::DEFAULT_RANKS));
     }
     let comm = Communicator::join(&launch, &settings)?;
     let told = measure(&comm, args).and_then(|tuning| Ok(write(&comm, args, &tuning)?));
-    Ok(super::ended(&comm, told.map(|()| 0)))
+    Ok(super::ended(&comm, "tune", told.map(|()| 0)))
+}
+
+/// Whether a file is or can be there. Keeps what is in it: the measuring may fail.
+fn may_be_written(path: &Path) -> Result<(), Failed> {
+    let opened = File::options().write(true).create(true).truncate(false).open(path);
+    opened.map(drop).map_err(|why| Failed::Flags(format!("cannot write {}: {why}", path.display())))
 }
 
 fn write(comm: &Communicator, args: &Args, tuning: &Tuning) -> std::io::Result<()> {

@@ -57,7 +57,7 @@ pub(super) fn run(args: &P2pArgs) -> Result<ExitCode, BenchError> {
         settings.spin = Some(POLL);
     }
     let comm = Communicator::join(&launch, &settings)?;
-    Ok(ended(&comm, sweep(&comm, args)))
+    Ok(ended(&comm, "bench", sweep(&comm, args)))
 }
 
 /// Runs the whole sweep. Returns how many bytes were wrong on either rank.
