@@ -88,10 +88,54 @@ fn ranks_that_share_memory_choose_among_equal_bits_by_what_it_costs() {
         assert_eq!(told(8), (Algorithm::Exchange, Why::CheapestAlike));
         assert_eq!(told(32 << 10), (Algorithm::Direct, Why::CheapestAlike));
         assert_eq!(told(1 << 30).1, Why::Cheapest);
+        let scattered = |bytes| c.explain(Collective::ReduceScatter, bytes).choice.algorithm;
+        assert_eq!([8, 2 << 10, 64 << 10, 512 << 10, 8 << 20].map(scattered), [Algorithm::Exchange; 5]);
         c.prefer(Algorithm::Doubling.into());
         assert_eq!(told(8), (Algorithm::Doubling, Why::Forced));
         c.barrier().unwrap();
     });
+}
+
+/// A rank's bits of reduce-scatters into another buffer and in place, at once and as runs, and of a mean.
+fn scattered_bits(c: &Communicator, algorithm: Algorithm, len: usize) -> Vec<u32> {
+    c.prefer(algorithm.into());
+    let all = len * c.size() as usize;
+    let brought: Vec<f32> = (0..all).map(|i| 1.0 / (3 + c.rank() as usize * 7 + i) as f32).collect();
+    let mut found = Vec::new();
+    for _ in 0..TIMES {
+        let mut own = vec![0.0f32; len];
+        c.reduce_scatter(&brought, &mut own, ReduceOp::Sum).unwrap();
+        found.extend(own.iter().map(|x| x.to_bits()));
+        c.reduce_scatter(&brought, &mut own, ReduceOp::Avg).unwrap();
+        found.extend(own.iter().map(|x| x.to_bits()));
+        let mut place = brought.clone();
+        c.reduce_scatter_in_place(&mut place, ReduceOp::Sum).unwrap();
+        found.extend(place[c.rank() as usize * len..][..len].iter().map(|x| x.to_bits()));
+    }
+    found
+}
+
+#[test]
+fn a_reduce_scatter_gives_the_same_bits_by_halves_and_by_one_exchange() {
+    // E2, I9 of schedules; and in the order of ranks up the chain and by one exchange.
+    let plain = Numerics::default();
+    let orders = [
+        (plain, Algorithm::Halving),
+        (Numerics { f32_in_bf16: true, ..plain }, Algorithm::Halving),
+        (Numerics { reproducible: true, ..plain }, Algorithm::Chain),
+    ];
+    for n in [2, 4, 8] {
+        for (numerics, other) in orders {
+            let options = EngineOptions { numerics, slice_bytes: Some(20_000), ..EngineOptions::default() };
+            ranks_over(transports(n, |config| config), &format!("{n} ranks"), &options, |c| {
+                for len in [0, 1, 5, 1000, 4096, 30_001] {
+                    let (a, b) =
+                        (scattered_bits(&c, other, len), scattered_bits(&c, Algorithm::Exchange, len));
+                    assert!(a == b, "{other} and Exchange, {len} elements, {n} ranks, {numerics:?}");
+                }
+            });
+        }
+    }
 }
 
 #[test]

@@ -47,7 +47,8 @@ pub(super) fn arrange(
         // The one chunk of a barrier has no bytes; they are taken from the scratch's own neighbour.
         Collective::Barrier => of(Area::Parts { place: WORK, cut: Cut::even(1) }),
         Collective::ReduceScatter => {
-            return arrange_reduce_scatter(algorithm, request, (rank, ranks), element_bytes);
+            let (layout, pieces) = arrange_reduce_scatter(algorithm, request, (rank, ranks), element_bytes);
+            return (gathering(layout, Cut::even(1), (schedule, order), rank), pieces);
         }
         Collective::AllGather if request.in_place => of(blocks(INPUT, 0)),
         // One's own block is sent from where it is, and copied when the others have it.
@@ -91,14 +92,15 @@ pub(super) fn arrange(
     (layout, false)
 }
 
-/// The layout of an all-reduce with the operands that a rank gathers, if it does.
+/// The layout of an all-reduce, cut so, or of a reduce-scatter, each of whose blocks is in one piece, with the operands that a
+/// rank gathers, if it does.
 fn gathering(layout: Layout, cut: Cut, (schedule, order): (&Arranged, Order), rank: Rank) -> Layout {
     let Some(gathered) = schedule.gathers() else { return layout };
     let own = schedule.position(rank);
     let part = gathered.part(own);
     let brackets = order.brackets(schedule.ranks(), own).into();
     Layout {
-        high: Area::Gathered { cut, part, from_bytes: 0, lane_bytes: 0 },
+        high: Area::Gathered { cut, part: part % cut.chunks, from_bytes: 0, lane_bytes: 0 },
         split: gathered.chunks,
         gather: Some(Gather { steps: gathered.steps, own, part, brackets }),
         ..layout
@@ -137,7 +139,8 @@ fn arrange_reduce_scatter(
 /// Whether each rank of a reduce-scatter combines no block but its own. Along the chain others' pass through every rank,
 /// two ranks or more.
 fn combines_its_own(algorithm: Algorithm, ranks: u32) -> bool {
-    algorithm == Algorithm::Direct || ranks == 2 && algorithm != Algorithm::Chain
+    matches!(algorithm, Algorithm::Direct | Algorithm::Exchange)
+        || ranks == 2 && algorithm != Algorithm::Chain
 }
 
 /// The same for scans, of one chunk and what an exclusive one keeps of it.

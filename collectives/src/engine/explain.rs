@@ -30,7 +30,7 @@ impl Communicator {
         let wanted = group.wanted.unwrap_or(options.wanted);
         let costs = &costs_for(collective, bytes, &group.costs, &options);
         let basis = Basis { wanted, tuning: options.tuning.as_deref() };
-        let here = here_for(bytes, group.here.as_ref(), group.arrangement.ranks());
+        let here = here_for(collective, bytes, group.here.as_ref(), group.arrangement.ranks());
         let choice = match here {
             Some(here) => choose_alike(collective, &group.arrangement, bytes, (costs, here), basis),
             None => choose(collective, &group.arrangement, bytes, costs, basis),

@@ -164,6 +164,8 @@ impl Places<'_, '_> {
         match (into.place, from.place) {
             (INPUT, WORK) => (&mut self.input.bytes_mut()[into.bytes], &self.work[from.bytes]),
             (WORK, INPUT) => (&mut self.work[into.bytes], &self.input.bytes()[from.bytes]),
+            (OUTPUT, WORK) => (&mut self.output.bytes_mut()[into.bytes], &self.work[from.bytes]),
+            (WORK, OUTPUT) => (&mut self.work[into.bytes], &self.output.bytes()[from.bytes]),
             (WORK, WORK) => {
                 let pair = self.work.get_disjoint_mut([into.bytes, from.bytes]);
                 let [a, b] = pair.unwrap_or_else(|_| unreachable!("operands lie apart"));

@@ -90,7 +90,7 @@ impl Collective {
                 Chain,
                 Exchange,
             ],
-            Collective::ReduceScatter => &[Ring, Halving, Direct, Chain],
+            Collective::ReduceScatter => &[Ring, Halving, Direct, Chain, Exchange],
             Collective::AllGather => &[Ring, Doubling, Direct, Leaders],
             Collective::Broadcast => &[Tree, Chain, ScatterAllGather, DoubleTree, Leaders, Direct],
             Collective::Reduce => &[Tree, Ring, DoubleTree, Leaders, Chain],
@@ -105,9 +105,13 @@ impl Collective {
     pub fn are_alike(self, a: Algorithm, b: Algorithm) -> bool {
         use Algorithm::{Direct, Doubling, Exchange, Halving};
         let in_doublings_order = |algorithm| matches!(algorithm, Doubling | Halving | Direct | Exchange);
-        !self.reduces()
-            || a == b
-            || matches!(self, Collective::AllReduce) && in_doublings_order(a) && in_doublings_order(b)
+        let in_halvings_order = |algorithm| matches!(algorithm, Halving | Exchange);
+        match self {
+            _ if !self.reduces() || a == b => true,
+            Collective::AllReduce => in_doublings_order(a) && in_doublings_order(b),
+            Collective::ReduceScatter => in_halvings_order(a) && in_halvings_order(b),
+            _ => false,
+        }
     }
 
     /// Its name in lower case with underscores, such as `all_reduce`.

@@ -79,6 +79,8 @@ any_schedule! {
     HalvingReduceScatter,
     /// Reduce-scatter by direct messages.
     DirectReduceScatter,
+    /// Reduce-scatter by direct messages, combined when all have come.
+    ExchangeReduceScatter,
     /// All-gather round the ring.
     RingAllGather,
     /// All-gather by recursive doubling.
@@ -114,7 +116,7 @@ any_schedule! {
 impl AnySchedule {
     /// The schedule that runs `collective` by `algorithm` among `ranks` ranks; `root` is ignored where the collective
     /// has none. `None` where the algorithm does not exist for the collective or for this number of ranks (recursive
-    /// halving of a reduce-scatter and doubling of an all-gather need a power of two), where `root` is not below
+    /// halving and exchange of a reduce-scatter and doubling of an all-gather need a power of two), where `root` is not below
     /// `ranks`, and for no ranks or more than [`MAX_RANKS`].
     pub fn new(collective: Collective, algorithm: Algorithm, ranks: u32, root: Rank) -> Option<AnySchedule> {
         use {Algorithm as A, Collective as C};
@@ -139,6 +141,7 @@ impl AnySchedule {
             (C::ReduceScatter, A::Ring) => RingReduceScatter { ranks }.into(),
             (C::ReduceScatter, A::Halving) if even => HalvingReduceScatter { ranks }.into(),
             (C::ReduceScatter, A::Direct) => DirectReduceScatter { ranks }.into(),
+            (C::ReduceScatter, A::Exchange) if even => ExchangeReduceScatter { ranks }.into(),
             (C::AllGather, A::Ring) => RingAllGather { ranks }.into(),
             (C::AllGather, A::Doubling) if even => DoublingAllGather { ranks }.into(),
             (C::AllGather, A::Direct) => DirectAllGather { ranks }.into(),
@@ -166,6 +169,7 @@ impl AnySchedule {
             AnySchedule::RingReduceScatter(s) => s.ranks <= 2,
             AnySchedule::RingReduce(s) => s.ranks <= 2,
             AnySchedule::HalvingReduceScatter(s) => s.ranks <= 2,
+            AnySchedule::ExchangeReduceScatter(s) => s.ranks <= 2,
             AnySchedule::DoubleTree(s) => s.keeps_rank_order(),
             AnySchedule::LeaderSchedule(s) => s.inner().is_some_and(|inner| inner.keeps_rank_order()),
             AnySchedule::LaneAllReduce(s) => s.ranks() <= 2,

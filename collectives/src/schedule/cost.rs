@@ -363,6 +363,7 @@ fn shape(collective: Collective, algorithm: Algorithm, ranks: u32) -> Option<Sha
         (C::ReduceScatter, A::Ring) => group.ring().reducing(),
         (C::ReduceScatter, A::Halving) if even => group.halves().reducing(),
         (C::ReduceScatter, A::Direct) => group.sweeps(),
+        (C::ReduceScatter, A::Exchange) if even => group.exchange().reducing(),
         (C::AllGather, A::Ring) => group.ring(),
         (C::AllGather, A::Doubling) if even => group.halves(),
         (C::AllGather | C::AllToAll, A::Direct) => group.exchange(),
@@ -465,6 +466,11 @@ pub fn estimate_in_memory(
             let gathered = group.exchange();
             let all = gathered.then(gathered);
             Shape { combined: gathered.sent, core_combined: gathered.sent, ..all }
+        }
+        // Those that wait for their receivers wait at the same time.
+        (Collective::ReduceScatter, Algorithm::Exchange) if bytes > EAGER_BYTES * u64::from(ranks) => {
+            let shape = shape(collective, algorithm, ranks)?;
+            Shape { messages: shape.hops, ..shape }
         }
         _ => shape(collective, algorithm, ranks)?,
     };

@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::gathered::Gathered;
+use super::gathered::{Gathered, Order};
 use super::step::{Rank, Schedule, Span, Step};
 
 /// Reduce-scatter in two sweeps of `n - 1` steps each: data first moves up (to higher ranks), then down. So rank `r`
@@ -83,7 +83,7 @@ impl Schedule for DirectAllReduce {
     }
 
     fn gathers(&self) -> Option<Gathered> {
-        Some(Gathered { steps: 2 * (self.ranks - 1), chunks: self.ranks })
+        Some(Gathered { steps: 2 * (self.ranks - 1), chunks: self.ranks, order: Order::Doubling })
     }
 }
 
@@ -114,7 +114,7 @@ impl Schedule for ExchangeAllReduce {
     }
 
     fn gathers(&self) -> Option<Gathered> {
-        Some(Gathered { steps: 2 * (self.ranks - 1), chunks: 1 })
+        Some(Gathered { steps: 2 * (self.ranks - 1), chunks: 1, order: Order::Doubling })
     }
 }
 
@@ -136,6 +136,34 @@ impl Schedule for DirectReduceScatter {
 
     fn step(&self, rank: Rank, index: u32) -> Option<Step> {
         (index < 2 * (self.ranks - 1)).then(|| reduce_scatter(self.ranks, rank, index))
+    }
+}
+
+/// Reduce-scatter in one round: every rank sends chunk `c` to rank `c`, which combines what it has gathered in the order of
+/// recursive halving; a power of two of ranks only. Chunks `0..ranks` are the blocks, chunk `ranks + r` takes what rank `r` has
+/// of one's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExchangeReduceScatter {
+    /// Number of ranks; a power of two.
+    pub ranks: u32,
+}
+
+impl Schedule for ExchangeReduceScatter {
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn chunks(&self) -> u32 {
+        2 * self.ranks
+    }
+
+    fn step(&self, rank: Rank, index: u32) -> Option<Step> {
+        // An all-to-all of which a rank keeps the sum.
+        DirectAllToAll { ranks: self.ranks }.step(rank, index)
+    }
+
+    fn gathers(&self) -> Option<Gathered> {
+        Some(Gathered { steps: 2 * (self.ranks - 1), chunks: self.ranks, order: Order::Halving })
     }
 }
 

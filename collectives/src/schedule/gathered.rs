@@ -7,14 +7,16 @@
 
 use super::doubling::Active;
 
-/// Where in an all-reduce ranks combine what they have gathered: a schedule's chunks are then those of the buffer, and after
-/// them one for each position, which takes the operand of the rank that stands there.
+/// Where in an all-reduce or a reduce-scatter ranks combine what they have gathered: a schedule's chunks are then those of the
+/// buffer, and after them one for each position, which takes the operand of the rank that stands there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gathered {
     /// After how many steps; the same number on all ranks.
     pub steps: u32,
     /// Chunks of the buffer: 1, where every rank combines all of it, or one for each position, which combines its own.
     pub chunks: u32,
+    /// In which order they combine, unless another is asked for.
+    pub order: Order,
 }
 
 impl Gathered {
@@ -32,6 +34,9 @@ pub enum Order {
     /// As recursive doubling does (I9): neighbours first, then neighbouring pairs, and so on; where positions are no power of
     /// two, those that doubling folds before all others.
     Doubling,
+    /// As a reduce-scatter by recursive halving does (I9): those half of all apart first, then those a quarter apart, and so on.
+    /// Of a power of two of positions.
+    Halving,
 }
 
 /// One combination: what is held for the position `from` goes into what is held for `into`.
@@ -60,6 +65,11 @@ impl Order {
         };
         if positions == 0 || self == Order::Sequence {
             return (1..positions).map(|position| join(0, position)).collect();
+        }
+        if self == Order::Halving {
+            let distances = std::iter::successors(Some(positions / 2), |half| Some(half / 2));
+            let pairs = distances.take_while(|half| *half > 0).flat_map(|half| (0..half).zip(half..2 * half));
+            return pairs.map(|(low, high)| join(low, high)).collect();
         }
         let active = Active::of(positions);
         let folded = (0..active.extra).map(|number| (2 * number, 2 * number + 1));
@@ -97,6 +107,10 @@ mod tests {
             (Order::Doubling, 5, "(((0+1)+2)+(3+4))"),
             (Order::Doubling, 7, "(((0+1)+(2+3))+((4+5)+6))"),
             (Order::Doubling, 8, "(((0+1)+(2+3))+((4+5)+(6+7)))"),
+            (Order::Halving, 1, "0"),
+            (Order::Halving, 2, "(0+1)"),
+            (Order::Halving, 4, "((0+2)+(1+3))"),
+            (Order::Halving, 8, "(((0+4)+(2+6))+((1+5)+(3+7)))"),
         ];
         for (order, positions, expected) in orders {
             for own in 0..positions {

@@ -34,7 +34,7 @@
 //! - **I8** Where [`Schedule::symmetry`] says so, a rank that is moved onto another does what that one does: as many steps of
 //!   the same kinds over spans of the same lengths, with peers moved alike, and which steps conflict (I4) is the same.
 //! - **I9** Algorithms that [`Collective::are_alike`] calls so give the same bits: every element is the same expression over the
-//!   positions, in recursive doubling's order ([`Order::Doubling`]). So which of them is run may differ between groups of
+//!   positions, of all-reduces in recursive doubling's order ([`Order::Doubling`]), of reduce-scatters in halving's. So which of them is run may differ between groups of
 //!   equal positions, by what their links are.
 //! - **I10** Where ranks combine what they have gathered ([`Schedule::gathers`]), all steps before are over first, and no step
 //!   after has begun.
@@ -75,7 +75,7 @@ pub use cost::{
 };
 pub use direct::{
     DirectAllGather, DirectAllReduce, DirectAllToAll, DirectBroadcast, DirectGather, DirectReduceScatter,
-    DirectScatter, ExchangeAllReduce,
+    DirectScatter, ExchangeAllReduce, ExchangeReduceScatter,
 };
 pub use dissemination::DisseminationBarrier;
 pub use double_tree::DoubleTree;

@@ -410,7 +410,7 @@ fn gather<S: Schedule + ?Sized>(schedule: &S, rank: Rank, columns: &Columns, mem
         let chunk = if position == own { gathered.part(own) } else { gathered.chunks + position };
         base + chunk as usize
     };
-    for Bracket { into, from, incoming_is_left } in Order::Doubling.brackets(schedule.ranks(), own) {
+    for Bracket { into, from, incoming_is_left } in gathered.order.brackets(schedule.ranks(), own) {
         let (old, new) = (memory[place(into)], memory[place(from)]);
         memory[place(into)] =
             if incoming_is_left { Value::combine(new, old) } else { Value::combine(old, new) };

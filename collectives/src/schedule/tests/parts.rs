@@ -19,7 +19,7 @@ fn expressions(schedule: &AnySchedule, rank: Rank) -> Vec<u64> {
             true => gathered.part(rank) as usize,
             false => (gathered.chunks + position) as usize,
         };
-        for Bracket { into, from, .. } in Order::Doubling.brackets(ranks, rank) {
+        for Bracket { into, from, .. } in gathered.order.brackets(ranks, rank) {
             held[chunk(into)] = combined(held[chunk(into)], held[chunk(from)]);
         }
     };
@@ -122,6 +122,20 @@ fn algorithms_that_are_called_alike_combine_alike() {
         }
     }
     assert!(differ > 80, "{differ}");
+    // A rank keeps its own block.
+    for ranks in [1u32, 2, 4, 8, 16, 32] {
+        for rank in 0..ranks {
+            let end = |algorithm| {
+                let schedule = AnySchedule::new(Collective::ReduceScatter, algorithm, ranks, 0).unwrap();
+                expressions(&schedule, rank)[rank as usize]
+            };
+            let halving = end(Algorithm::Halving);
+            for &algorithm in &[Algorithm::Ring, Algorithm::Direct, Algorithm::Exchange] {
+                let alike = Collective::ReduceScatter.are_alike(algorithm, Algorithm::Halving);
+                assert_eq!(end(algorithm) == halving, alike || ranks <= 2, "{algorithm}, {ranks} ranks");
+            }
+        }
+    }
     assert!(!Collective::Reduce.are_alike(Algorithm::Tree, Algorithm::Ring));
     assert!(Collective::Broadcast.are_alike(Algorithm::Tree, Algorithm::Chain));
 }
