@@ -167,11 +167,14 @@ mod tests {
         use Collective::{AllReduce, Broadcast, ReduceScatter};
         assert_eq!(permitted("Ring,TREE", AllReduce), "ring,tree");
         assert_eq!(permitted("ring", ReduceScatter), "ring");
-        assert_eq!(permitted("^ring", ReduceScatter), "halving,direct,chain");
+        assert_eq!(permitted("^ring", ReduceScatter), "halving,direct,chain,exchange");
         assert_eq!(permitted("allreduce:tree;broadcast:chain", AllReduce), "tree");
         assert_eq!(permitted("allreduce:tree;broadcast:chain", Broadcast), "chain");
-        assert_eq!(permitted("allreduce:tree;broadcast:chain", ReduceScatter), "ring,halving,direct,chain");
-        assert_eq!(permitted("^ring ; all_reduce: ^tree", ReduceScatter), "halving,direct,chain");
+        assert_eq!(
+            permitted("allreduce:tree;broadcast:chain", ReduceScatter),
+            "ring,halving,direct,chain,exchange"
+        );
+        assert_eq!(permitted("^ring ; all_reduce: ^tree", ReduceScatter), "halving,direct,chain,exchange");
         assert!(permitted("^ring;all_reduce:^tree", AllReduce).starts_with("ring,doubling"));
         assert_eq!(permitted("auto;all-reduce:double_tree", AllReduce), "doubletree");
         assert_eq!("auto".parse(), Ok(Wanted::ANY));

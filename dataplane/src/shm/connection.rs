@@ -240,6 +240,7 @@ impl Connection {
         let shown = SlotId(frame.slot);
         if frame.kind == Kind::Rts
             && let Some(place) = matcher.announced(shown).map(place_of)
+            && (place.keys[0] == wire::IN_BLOCKS || self.other.attach.is_ok())
             && matcher.show(shown)
         {
             frame.place = place;

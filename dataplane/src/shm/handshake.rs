@@ -139,7 +139,7 @@ impl Other {
 /// Tries to read the peer's memory, once and for real: there are many ways to forbid it.
 fn probe(socket: &OwnedFd, offer: &Offer, means: Means) -> Result<u32, String> {
     if !means.attach {
-        return Err("switched off".to_owned());
+        return Err("as chosen".to_owned());
     }
     let pid = match attach::credentials(socket) {
         Ok(Credentials { pid: 0, .. }) => return Err("in a process namespace out of sight".to_owned()),

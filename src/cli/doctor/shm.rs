@@ -41,23 +41,11 @@ fn describe(section: &mut Section, found: &Survey, policy: Policy) {
             section.find(
                 Severity::Advice,
                 format!("memory cannot be shown to other ranks: {why}"),
-                "raise ulimit -v and ulimit -f; until then large messages are read by process_vm_readv, or copied twice",
+                "raise ulimit -v and ulimit -f; until then large messages are copied twice",
             );
         }
     }
-    match found.yama.as_deref() {
-        None | Some("0") => {
-            section.fact("other buffers", "read by process_vm_readv, where seccomp allows it")
-        }
-        Some(scope) => {
-            section.fact("other buffers", "copied through a queue");
-            section.find(
-                Severity::Advice,
-                format!("the kernel keeps ranks from reading each other's memory (kernel.yama.ptrace_scope = {scope})"),
-                "allocate buffers by Communicator::alloc, which are read in place, or sysctl -w kernel.yama.ptrace_scope=0",
-            );
-        }
-    }
+    section.fact("other buffers", "copied through a queue");
 }
 
 #[cfg(test)]
@@ -74,11 +62,9 @@ mod tests {
     #[test]
     fn what_is_in_the_way_is_named_with_its_remedy() {
         let mut found = Survey::here();
-        found.yama = None;
         assert!(text(&found, Policy::Prefer).contains("read in place"));
         assert!(text(&found, Policy::Off).contains("RINGWAY_SHM"));
-        found.yama = Some("1".to_owned());
-        assert!(text(&found, Policy::Prefer).contains("ptrace_scope = 1"));
+        assert!(text(&found, Policy::Prefer).contains("copied through a queue"));
         found.queues = Err(io::Error::other("no more descriptors"));
         let said = text(&found, Policy::Require);
         assert!(said.contains("no more descriptors") && said.contains("Problem"), "{said}");

@@ -4,7 +4,7 @@
 
 use super::value::{Columns, Goal, Value};
 use super::{Check, Fault, Posting, Stats};
-use crate::schedule::{Bracket, Collective, Order, Rank, Schedule, Span, Step};
+use crate::schedule::{Bracket, Collective, Rank, Schedule, Span, Step};
 use std::collections::VecDeque;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
