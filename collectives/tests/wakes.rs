@@ -40,7 +40,10 @@ impl Transport for Deaf {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        self.asleep = is_progress_thread() && !self.waker.take() && self.inner.prepare_sleep();
+        if !is_progress_thread() {
+            return false;
+        }
+        self.asleep = !self.waker.take() && self.inner.prepare_sleep();
         if self.asleep {
             let _ = self.sleeps.send(());
         }
