@@ -1,10 +1,11 @@
 //! The bytes of one connection that stands: staging of small frames, payloads straight from and into place.
 #![forbid(unsafe_code)]
 
-use super::driver::{Batch, Io, Outcome};
+use super::driver::{self, Batch, Io, Outcome};
 use super::wire::{self, HEADER_BYTES};
+use crate::transport::matching::header::{self, Whole};
 use crate::transport::matching::{Body, FRAME_BYTES, Frame, Incoming, Kind, Matcher, Retired, SlotId};
-use crate::transport::{Cause, CauseKind, Event, Note, Peer};
+use crate::transport::{Cause, CauseKind, Event, Found, Note, Peer, Stamp};
 use socket2::Socket;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -209,6 +210,52 @@ impl Connection {
         }
     }
 
+    /// Whether a message of this length can go at once: it is small, and nothing is before it.
+    pub(super) fn sends_now(&self, len: usize) -> bool {
+        len <= COPY_BYTES && !self.has_output()
+    }
+
+    /// Whether the next message, of this length, can be taken at once: it is small, and none is half here.
+    pub(super) fn takes_now(&self, len: usize) -> bool {
+        len <= COPY_BYTES && !self.in_frame()
+    }
+
+    /// Sends a message which [`Self::sends_now`]. What does not leave stays staged; so does all of it upon an error, which a
+    /// poll finds when it tries again.
+    pub(super) fn send_now(&mut self, head: &Whole<'_>, bytes: &[u8]) {
+        let out = &mut self.out;
+        let Some((header, rest)) = out.stage.split_first_chunk_mut::<HEADER_BYTES>() else { return };
+        header::write_eager(head, 0, header);
+        rest[..bytes.len()].copy_from_slice(bytes);
+        (out.start, out.end) = (0, HEADER_BYTES + bytes.len());
+        let (fd, staged) = (self.socket.as_fd(), &out.stage[..out.end]);
+        let sent = driver::attempt(&mut Io::Send { fd, head: staged, body: &[], region: None });
+        out.blocked = sent == Err(rustix::io::Errno::AGAIN);
+        out.left(sent.unwrap_or(0));
+    }
+
+    /// Looks once for a message which [`Self::takes_now`], and hands its bytes over. Whatever else has come is taken in as
+    /// by a poll: nothing stays staged that only another look would find.
+    pub(super) fn take_now(
+        &mut self,
+        peer: Peer,
+        (matcher, retired): (&mut Matcher, &Retired),
+        expected: (u64, &Stamp, usize),
+        take: &mut dyn FnMut(&[u8]),
+        events: &mut Vec<Event>,
+    ) -> (Found, Verdict) {
+        let into = &mut self.arriving.stage[self.arriving.end..];
+        match driver::attempt(&mut Io::Recv { fd: self.socket.as_fd(), into, region: None }) {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                return (Found::Nothing, Verdict::On(false));
+            }
+            Ok(n) if n > 0 => self.arriving.end += n,
+            over => return (Found::Other, self.after_recv(over, peer, matcher, retired, events)),
+        }
+        let found = if self.arriving.take(matcher, expected, take) { Found::Message } else { Found::Other };
+        (found, self.read(peer, matcher, retired, events))
+    }
+
     /// Takes the outcome of the send.
     pub(super) fn after_send(
         &mut self,
@@ -227,12 +274,7 @@ impl Connection {
         };
         let out = &mut self.out;
         out.blocked = false;
-        let head = n.min(out.end - out.start);
-        out.start += head;
-        if out.start == out.end {
-            (out.start, out.end) = (0, 0);
-        }
-        let body = n - head;
+        let body = out.left(n);
         if body > 0
             && let Some(tail) = &mut out.tail
         {
@@ -278,6 +320,17 @@ impl Connection {
             return Verdict::On(true);
         }
         arriving.end += n;
+        self.read(peer, matcher, retired, events)
+    }
+
+    /// Takes in what is staged.
+    fn read(
+        &mut self,
+        peer: Peer,
+        matcher: &mut Matcher,
+        retired: &Retired,
+        events: &mut Vec<Event>,
+    ) -> Verdict {
         match self.parse(peer, matcher, retired, events) {
             Ok(false) => Verdict::On(true),
             Ok(true) => Verdict::Left,
@@ -371,6 +424,16 @@ impl Outgoing {
         STAGE_BYTES - self.end >= need
     }
 
+    /// `n` bytes have left. Returns how many of them were of the tail.
+    fn left(&mut self, n: usize) -> usize {
+        let staged = n.min(self.end - self.start);
+        self.start += staged;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        n - staged
+    }
+
     fn append(&mut self, frame: &Frame, payload: &[u8]) -> bool {
         let body = self.end + HEADER_BYTES;
         let end = body + payload.len();
@@ -385,6 +448,27 @@ impl Outgoing {
 }
 
 impl Arriving {
+    /// Hands over the first message that is staged, if it is whole and the expected one.
+    fn take(
+        &mut self,
+        matcher: &mut Matcher,
+        expected: (u64, &Stamp, usize),
+        take: &mut dyn FnMut(&[u8]),
+    ) -> bool {
+        let staged = &self.stage[self.start..self.end];
+        let Some((header, rest)) = staged.split_first_chunk::<HEADER_BYTES>() else { return false };
+        let head = header::read_eager(header).filter(|_| header[1] == 0);
+        let (Some(head), Some(payload)) = (head, rest.get(..expected.2)) else { return false };
+        if !matcher.take_unposted(&head, expected) {
+            return false;
+        }
+        take(payload);
+        self.start += HEADER_BYTES + expected.2;
+        self.streaming = false;
+        self.messages += 1;
+        true
+    }
+
     /// Whether the next bytes go straight into place.
     fn direct(&self) -> bool {
         self.start == self.end && self.body.as_ref().is_some_and(|b| b.left() >= DIRECT_BYTES)

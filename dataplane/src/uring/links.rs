@@ -24,6 +24,8 @@ pub(super) struct Channel {
     pub(super) matcher: Matcher,
     pub(super) notes: VecDeque<Note>,
     pub(super) way: Way,
+    /// Payload of messages that went at once.
+    pub(super) at_once_bytes: u64,
 }
 
 /// One introduced peer.
@@ -61,7 +63,7 @@ impl Channel {
     /// How its payload has moved: all by the kernel's hand.
     pub(super) fn copies(&self) -> Copies {
         let moved = self.matcher.moved();
-        Copies { copied_bytes: moved.sent + moved.received, placed_bytes: 0 }
+        Copies { copied_bytes: moved.sent + moved.received + self.at_once_bytes, placed_bytes: 0 }
     }
 
     /// Whether there is something to send, now or as soon as the socket has room.

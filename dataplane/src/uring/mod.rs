@@ -2,6 +2,7 @@
 //!
 //! - [`transport`]: the [`crate::transport::Transport`]. [`device`]: addresses, listening, socket options.
 //! - [`handshake`]: from a dialled or accepted socket to an agreement. [`connection`]: bytes of one that stands.
+//! - `at_once`: small messages by one system call each.
 //! - [`pulse`]: noticing dead links. [`wire`]: encoding, pure. [`driver`]: batches of system calls. [`registration`]: regions known to the kernel.
 //!
 //! `unsafe` is in `driver` and `registration` alone.
@@ -14,6 +15,7 @@
 //!   ([`GREETING_TIMEOUT_MS`]) and what is kept of them (one greeting) are bounded.
 //! - **C4** What is wrong with one connection ends that connection only.
 
+mod at_once;
 pub mod connection;
 pub mod device;
 pub mod driver;

@@ -1,6 +1,7 @@
 //! Two transports in one process, over real sockets.
 #![forbid(unsafe_code)]
 
+mod at_once;
 mod goodbye;
 mod hostile;
 mod puppet;

@@ -12,8 +12,8 @@ use crate::memory::{Region, RegionId};
 use crate::transport::limits::in_words;
 use crate::transport::matching::{Matcher, Retired};
 use crate::transport::{
-    Address, Caps, Cause, CauseKind, ConnectError, Copies, Event, Note, Op, OpId, Peer, PostError, RegionKey,
-    RegisterError, Transport, Waker,
+    Address, Caps, Cause, CauseKind, ConnectError, Copies, Event, Found, Note, Op, OpId, Peer, PostError,
+    RegionKey, RegisterError, Stamp, Tag, Transport, Waker,
 };
 use rustix::io::Errno;
 use socket2::Socket;
@@ -71,7 +71,7 @@ pub(super) struct Maker {
 impl Maker {
     pub(super) fn make(&self, peer: Peer) -> Box<Channel> {
         let matcher = Matcher::new(peer, self.depth, self.window_bytes);
-        Box::new(Channel { matcher, notes: VecDeque::new(), way: Way::None })
+        Box::new(Channel { matcher, notes: VecDeque::new(), way: Way::None, at_once_bytes: 0 })
     }
 }
 
@@ -95,12 +95,12 @@ pub struct TcpTransport {
     pub(super) past: Copies,
     taken: Vec<(u32, Box<Channel>)>,
     ended: Vec<(u32, Verdict)>,
-    retired: Retired,
+    pub(super) retired: Retired,
     pub(super) done: Vec<Event>,
-    polls: u32,
+    pub(super) polls: u32,
     /// When the health of busy connections was looked at last.
     pub(super) felt_at: Instant,
-    must_watch: bool,
+    pub(super) must_watch: bool,
 }
 
 impl TcpTransport {
@@ -195,7 +195,7 @@ impl TcpTransport {
     }
 
     /// A goodbye came: what had arrived can still be taken (T11).
-    fn part(&mut self, at: u32) {
+    pub(super) fn part(&mut self, at: u32) {
         let link = &mut self.links[at as usize];
         let cause = Cause::new(CauseKind::Left, format!("peer {} said goodbye", link.peer.0));
         if let Some(channel) = &mut link.channel {
@@ -248,7 +248,7 @@ impl TcpTransport {
         let mut taken = std::mem::take(&mut self.taken);
         for at in links {
             let Some(mut channel) = self.links[*at as usize].channel.take() else { continue };
-            if let Channel { matcher, notes, way: Way::Up(connection) } = &mut *channel {
+            if let Channel { matcher, notes, way: Way::Up(connection), .. } = &mut *channel {
                 connection.fill(matcher, notes, &mut self.done);
                 if receive || connection.has_output() {
                     taken.push((*at, channel));
@@ -495,6 +495,22 @@ impl Transport for TcpTransport {
             }
             Err(op) => Err((PostError::Full(peer), op)),
         }
+    }
+
+    fn send_now(&mut self, to: Peer, tag: Tag, stamp: &Stamp, bytes: &[u8]) -> bool {
+        self.link_of(to.0).is_some_and(|at| self.send_small(at, tag, stamp, bytes))
+    }
+
+    fn take_now(
+        &mut self,
+        from: Peer,
+        tag: Tag,
+        (stamp, length): (&Stamp, usize),
+        looks: u32,
+        take: &mut dyn FnMut(&[u8]),
+    ) -> Found {
+        let Some(at) = self.link_of(from.0) else { return Found::Other };
+        self.take_small(at, (tag.to_u64(), stamp, length), looks, take)
     }
 
     fn cancel(&mut self, id: OpId) {

@@ -17,8 +17,8 @@ impl EpollDriver {
     }
 }
 
-/// One operation by one system call.
-pub(super) fn attempt(op: &mut Io<'_>) -> Outcome {
+/// One operation by one system call: for a few small ones the quickest way, whatever the driver.
+pub(in crate::uring) fn attempt(op: &mut Io<'_>) -> Outcome {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     match op {
         Io::Send { fd, head, body: [], .. } => send(*fd, head, flags),

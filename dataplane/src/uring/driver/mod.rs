@@ -10,7 +10,7 @@ use crate::memory::RegionId;
 use crate::transport::{RegionKey, RegisterError};
 use std::os::fd::BorrowedFd;
 
-pub(super) use epoll::EpollDriver;
+pub(super) use epoll::{EpollDriver, attempt};
 pub(super) use uring::UringDriver;
 
 /// Most operations of one batch.

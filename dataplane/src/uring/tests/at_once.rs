@@ -1,0 +1,127 @@
+//! Small messages that go and are taken by one system call each.
+
+use super::{DEADLINE, config, pair, tag, until};
+use crate::transport::{Event, Found, Note, Peer, Stamp, Tag, Transport};
+use crate::uring::{Config, DriverChoice, TcpTransport};
+use std::time::Instant;
+
+const STAMP: Stamp = Stamp([1; 24]);
+/// Enough for a byte on its way over loopback to come, as a rule; whoever needs more looks again.
+const LOOKS: u32 = 1000;
+
+/// Two that are connected and have nothing else to do.
+fn connected(of: impl Fn(u32) -> Config) -> (TcpTransport, TcpTransport) {
+    let (mut a, mut b) = pair(of);
+    a.note(Peer(1), &Note::new(b"dial").unwrap()).unwrap();
+    until(&mut a, &mut b, |_, of_b| of_b.iter().any(|e| matches!(e, Event::Note { .. })));
+    (a, b)
+}
+
+fn look(t: &mut TcpTransport, from: u32, tag: Tag, stamp: &Stamp, len: usize) -> (Found, Vec<u8>) {
+    let (began, mut got) = (Instant::now(), Vec::new());
+    loop {
+        let found =
+            t.take_now(Peer(from), tag, (stamp, len), LOOKS, &mut |bytes| got.extend_from_slice(bytes));
+        if found != Found::Nothing {
+            return (found, got);
+        }
+        assert!(began.elapsed() < DEADLINE, "nothing comes");
+    }
+}
+
+#[test]
+fn a_small_message_is_taken_where_it_is_next() {
+    for driver in [DriverChoice::Auto, DriverChoice::Epoll] {
+        let (mut a, mut b) = connected(|me| config(me, "127.0.0.1", driver));
+        let mut nothing = |_: &[u8]| panic!("nothing was sent");
+        assert_eq!(b.take_now(Peer(0), tag(3), (&STAMP, 100), 1, &mut nothing), Found::Nothing);
+        assert!(a.send_now(Peer(1), tag(3), &STAMP, &[5; 100]));
+        // What is not expected is kept for whoever expects it.
+        assert_eq!(look(&mut b, 0, tag(4), &STAMP, 100).0, Found::Other);
+        assert_eq!(look(&mut b, 0, tag(3), &Stamp([2; 24]), 100).0, Found::Other);
+        assert_eq!(look(&mut b, 0, tag(3), &STAMP, 99).0, Found::Other);
+        assert_eq!(look(&mut b, 0, tag(3), &STAMP, 100), (Found::Message, vec![5; 100]));
+        // Of what comes together each is found, also behind and before a note.
+        assert!(a.send_now(Peer(1), tag(3), &STAMP, &[6; 8]) && a.send_now(Peer(1), tag(3), &STAMP, &[]));
+        a.note(Peer(1), &Note::new(b"between").unwrap()).unwrap();
+        assert!(!a.send_now(Peer(1), tag(3), &STAMP, &[7; 8]), "it must not overtake the note");
+        let mut of_b = Vec::new();
+        a.poll(&mut Vec::new());
+        assert!(a.send_now(Peer(1), tag(3), &STAMP, &[7; 8]));
+        for expected in [vec![6; 8], vec![], vec![7; 8]] {
+            let (began, mut found) = (Instant::now(), (Found::Other, Vec::new()));
+            while found.0 != Found::Message {
+                assert!(began.elapsed() < DEADLINE, "{expected:?} does not come");
+                found = look(&mut b, 0, tag(3), &STAMP, expected.len());
+                b.poll(&mut of_b);
+            }
+            assert_eq!(found.1, expected);
+        }
+        assert!(matches!(&of_b[..], [Event::Note { note, .. }] if note.bytes() == b"between"), "{of_b:?}");
+    }
+}
+
+#[test]
+fn a_stream_that_is_only_taken_gives_its_room_back() {
+    let (mut a, mut b) = connected(|me| config(me, "127.0.0.1", DriverChoice::Auto));
+    let began = Instant::now();
+    // Over twice the window.
+    for round in 0..10_000u32 {
+        let content = [round as u8; 1000];
+        while !a.send_now(Peer(1), tag(3), &STAMP, &content) {
+            assert!(began.elapsed() < DEADLINE, "round {round}: no room comes back");
+            a.poll(&mut Vec::new());
+        }
+        assert_eq!(
+            look(&mut b, 0, tag(3), &STAMP, 1000),
+            (Found::Message, content.to_vec()),
+            "round {round}"
+        );
+    }
+    assert_eq!((a.copies().copied_bytes, b.copies().copied_bytes), (10_000_000, 10_000_000));
+}
+
+#[test]
+fn what_a_full_socket_does_not_take_goes_later() {
+    let small =
+        |me| Config { socket_buffer_bytes: Some(8 << 10), ..config(me, "127.0.0.1", DriverChoice::Auto) };
+    let (mut a, mut b) = connected(small);
+    let mut sent = 0u32;
+    while a.send_now(Peer(1), tag(3), &STAMP, &[sent as u8; 5000]) {
+        sent += 1;
+        assert!(sent < 800, "the socket takes everything");
+    }
+    assert!(sent > 0);
+    let (began, mut taken) = (Instant::now(), 0);
+    while taken < sent {
+        assert!(began.elapsed() < DEADLINE, "{taken} of {sent}");
+        a.poll(&mut Vec::new());
+        let (mut got, len) = (Vec::new(), 5000);
+        let take = &mut |bytes: &[u8]| got.extend_from_slice(bytes);
+        match b.take_now(Peer(0), tag(3), (&STAMP, len), LOOKS, take) {
+            Found::Message => {
+                assert_eq!(got, [taken as u8; 5000], "message {taken}");
+                taken += 1;
+            }
+            // Half of it is here.
+            _ => drop(b.poll(&mut Vec::new())),
+        }
+    }
+}
+
+#[test]
+fn whoever_waits_for_a_message_hears_of_the_end() {
+    // T11: what came before the goodbye is taken all the same.
+    let (mut a, mut b) = connected(|me| config(me, "127.0.0.1", DriverChoice::Auto));
+    assert!(a.send_now(Peer(1), tag(3), &STAMP, &[5; 100]));
+    a.leave(1000);
+    assert_eq!(look(&mut b, 0, tag(3), &STAMP, 100), (Found::Message, vec![5; 100]));
+    assert_eq!(look(&mut b, 0, tag(3), &STAMP, 100).0, Found::Other);
+    let (began, mut of_b) = (Instant::now(), Vec::new());
+    while of_b.is_empty() {
+        assert!(began.elapsed() < DEADLINE, "no goodbye");
+        b.poll(&mut of_b);
+    }
+    assert!(matches!(of_b[..], [Event::Left { peer: Peer(0) }]), "{of_b:?}");
+    assert!(!b.send_now(Peer(0), tag(3), &STAMP, &[1]), "to nobody");
+}
