@@ -20,7 +20,7 @@ impl TcpTransport {
         let Channel { matcher, notes, way: Way::Up(connection), at_once_bytes } = channel else {
             return false;
         };
-        if !notes.is_empty() || !connection.sends_now(bytes.len()) {
+        if !notes.is_empty() || !self.ended.is_empty() || !connection.sends_now(bytes.len()) {
             return false;
         }
         let Some(head) = matcher.eager_now(tag, stamp, bytes.len() as u64) else { return false };
@@ -41,7 +41,7 @@ impl TcpTransport {
         take: &mut dyn FnMut(&[u8]),
     ) -> Found {
         // Who has slept looks at everything first.
-        if self.must_watch || !self.done.is_empty() {
+        if self.must_watch || !self.done.is_empty() || !self.ended.is_empty() {
             return Found::Other;
         }
         self.polls += 1;
@@ -69,8 +69,8 @@ impl TcpTransport {
                 self.pump(&[at], false);
             }
             Verdict::On(_) => {}
-            Verdict::Left => self.part(at),
-            Verdict::Lost(cause) => self.lose(at, cause),
+            // Refused posts would tell of it before a poll has told what the peer said last, such as why it ends.
+            over => self.ended.push((at, over)),
         }
         found
     }

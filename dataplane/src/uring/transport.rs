@@ -94,7 +94,8 @@ pub struct TcpTransport {
     /// How the payload of channels that are over has moved.
     pub(super) past: Copies,
     taken: Vec<(u32, Box<Channel>)>,
-    ended: Vec<(u32, Verdict)>,
+    /// Links whose end was seen; it is told after all that came before it.
+    pub(super) ended: Vec<(u32, Verdict)>,
     pub(super) retired: Retired,
     pub(super) done: Vec<Event>,
     pub(super) polls: u32,
@@ -195,7 +196,7 @@ impl TcpTransport {
     }
 
     /// A goodbye came: what had arrived can still be taken (T11).
-    pub(super) fn part(&mut self, at: u32) {
+    fn part(&mut self, at: u32) {
         let link = &mut self.links[at as usize];
         let cause = Cause::new(CauseKind::Left, format!("peer {} said goodbye", link.peer.0));
         if let Some(channel) = &mut link.channel {
@@ -272,7 +273,12 @@ impl TcpTransport {
             }
         }
         self.taken = taken;
-        moved |= !self.ended.is_empty();
+        moved | self.conclude()
+    }
+
+    /// Ends the links that have come to their end. Returns whether there were any.
+    fn conclude(&mut self) -> bool {
+        let any = !self.ended.is_empty();
         while let Some((at, verdict)) = self.ended.pop() {
             match verdict {
                 Verdict::Left => self.part(at),
@@ -280,7 +286,7 @@ impl TcpTransport {
                 Verdict::On(_) => {}
             }
         }
-        moved
+        any
     }
 
     /// Tries what the channels have to send and, if `receive`, to receive. Returns who had something to send, a bit
@@ -353,7 +359,7 @@ impl TcpTransport {
     }
 
     pub(super) fn progress(&mut self) -> bool {
-        let mut moved = false;
+        let mut moved = self.conclude();
         if !self.dialling.is_empty() {
             moved |= self.step_dials();
         }
@@ -550,7 +556,7 @@ impl Transport for TcpTransport {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        if self.waker.take() || !self.done.is_empty() || !self.readable.is_empty() {
+        if self.waker.take() || !self.done.is_empty() || !self.readable.is_empty() || !self.ended.is_empty() {
             return false;
         }
         for at in &self.active {

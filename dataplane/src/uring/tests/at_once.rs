@@ -1,7 +1,8 @@
 //! Small messages that go and are taken by one system call each.
 
 use super::{DEADLINE, config, pair, tag, until};
-use crate::transport::{Event, Found, Note, Peer, Stamp, Tag, Transport};
+use crate::memory::Pool;
+use crate::transport::{Event, Found, Note, Op, OpId, Peer, Stamp, Tag, Transport};
 use crate::uring::{Config, DriverChoice, TcpTransport};
 use std::time::Instant;
 
@@ -124,4 +125,27 @@ fn whoever_waits_for_a_message_hears_of_the_end() {
     }
     assert!(matches!(of_b[..], [Event::Left { peer: Peer(0) }]), "{of_b:?}");
     assert!(!b.send_now(Peer(0), tag(3), &STAMP, &[1]), "to nobody");
+}
+
+#[test]
+fn what_a_peer_said_last_is_told_before_its_end() {
+    let (mut a, mut b) = connected(|me| config(me, "127.0.0.1", DriverChoice::Auto));
+    a.note(Peer(1), &Note::new(b"why").unwrap()).unwrap();
+    // Returns when the other's host has everything.
+    a.leave(1000);
+    assert_eq!(look(&mut b, 0, tag(3), &STAMP, 8).0, Found::Other);
+    assert!(!b.send_now(Peer(0), tag(3), &STAMP, &[1]), "to nobody");
+    // Refusing this would tell of the end.
+    let mut into = Pool::default().region(8).unwrap();
+    let into = into.lend_write(0..8).unwrap();
+    b.post(OpId(1), Op::Recv { from: Peer(0), tag: tag(3), stamp: STAMP, into }).unwrap();
+    let (began, mut of_b) = (Instant::now(), Vec::new());
+    while of_b.len() < 3 {
+        assert!(began.elapsed() < DEADLINE, "{of_b:?}");
+        b.poll(&mut of_b);
+    }
+    let [Event::Note { note, .. }, Event::Done(done), Event::Left { .. }] = &of_b[..] else {
+        panic!("{of_b:?}")
+    };
+    assert!(note.bytes() == b"why" && done.result.is_err(), "{of_b:?}");
 }
