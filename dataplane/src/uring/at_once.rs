@@ -2,11 +2,14 @@
 //!
 //! Whoever waits for one message asks the one connection that it comes by, so everything else waits meanwhile: for
 //! [`LOOKS_IN_ONE`] times fewer looks than into memory, and the next poll looks at all of it sooner.
+//!
+//! Only a poll ends a link: an end that is seen here waits in `ended`, behind what the peer said before it.
 #![forbid(unsafe_code)]
 
 use super::connection::Verdict;
 use super::links::{Channel, Way};
 use super::transport::TcpTransport;
+use super::watch::Token;
 use crate::transport::matching::Parked;
 use crate::transport::{Found, Stamp, Tag};
 
@@ -16,7 +19,8 @@ const LOOKS_IN_ONE: u32 = 40;
 impl TcpTransport {
     /// Sends a small message at once, where nothing is before it: it is over then. `false`: post it.
     pub(super) fn send_small(&mut self, at: u32, tag: Tag, stamp: &Stamp, bytes: &[u8]) -> bool {
-        let Some(channel) = self.links[at as usize].channel.as_deref_mut() else { return false };
+        let link = &mut self.links[at as usize];
+        let Some(channel) = link.channel.as_deref_mut() else { return false };
         let Channel { matcher, notes, way: Way::Up(connection), at_once_bytes } = channel else {
             return false;
         };
@@ -27,6 +31,11 @@ impl TcpTransport {
         connection.send_now(&head, bytes);
         *at_once_bytes += bytes.len() as u64;
         if connection.has_output() {
+            // Whoever sleeps meanwhile is woken by room.
+            if self.must_watch && !link.watched_for_room {
+                link.watched_for_room = true;
+                self.watch.change(connection.fd(), Token::Link(at), true);
+            }
             self.activate(at);
         }
         true

@@ -181,6 +181,8 @@ impl TcpTransport {
 
     /// Ends a link as lost (T6).
     pub(super) fn lose(&mut self, at: u32, cause: Cause) {
+        // It ends once.
+        self.ended.retain(|(ended, _)| *ended != at);
         let link = &mut self.links[at as usize];
         if link.gone.is_some() {
             return;
@@ -198,6 +200,9 @@ impl TcpTransport {
     /// A goodbye came: what had arrived can still be taken (T11).
     fn part(&mut self, at: u32) {
         let link = &mut self.links[at as usize];
+        if link.gone.is_some() {
+            return;
+        }
         let cause = Cause::new(CauseKind::Left, format!("peer {} said goodbye", link.peer.0));
         if let Some(channel) = &mut link.channel {
             channel.matcher.fail(&cause, &mut self.done);
@@ -273,7 +278,7 @@ impl TcpTransport {
             }
         }
         self.taken = taken;
-        moved | self.conclude()
+        moved
     }
 
     /// Ends the links that have come to their end. Returns whether there were any.
@@ -374,14 +379,14 @@ impl TcpTransport {
             self.feel_pulse();
         }
         let active = std::mem::take(&mut self.active);
-        moved |= self.pump(&active, !crowded);
+        moved |= self.pump(&active, !crowded) | self.conclude();
         self.reactivate(active);
         if !self.readable.is_empty() {
             let mut readable = std::mem::take(&mut self.readable);
             if !crowded {
                 readable.retain(|at| !self.links[*at as usize].active);
             }
-            moved |= self.pump(&readable, true);
+            moved |= self.pump(&readable, true) | self.conclude();
             for at in readable.drain(..) {
                 if self.links[at as usize].channel.as_ref().is_some_and(|c| c.is_busy()) {
                     self.activate(at);

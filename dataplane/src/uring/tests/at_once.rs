@@ -1,10 +1,16 @@
 //! Small messages that go and are taken by one system call each.
 
+use super::puppet::with_puppets;
 use super::{DEADLINE, config, pair, tag, until};
 use crate::memory::Pool;
-use crate::transport::{Event, Found, Note, Op, OpId, Peer, Stamp, Tag, Transport};
+use crate::transport::{Cause, CauseKind, Event, Found, Note, Op, OpId, Peer, Stamp, Tag, Transport};
+use crate::uring::connection::Verdict;
+use crate::uring::links::Way;
+use crate::uring::wire::HEADER_BYTES;
 use crate::uring::{Config, DriverChoice, TcpTransport};
-use std::time::Instant;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{ErrorKind, Read};
+use std::time::{Duration, Instant};
 
 const STAMP: Stamp = Stamp([1; 24]);
 /// Enough for a byte on its way over loopback to come, as a rule; whoever needs more looks again.
@@ -110,6 +116,48 @@ fn what_a_full_socket_does_not_take_goes_later() {
     }
 }
 
+/// Whether what a sleeper waits on is ready within `wait`.
+fn wakes(t: &TcpTransport, wait: Duration) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(t.sleep_fd().unwrap(), PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::try_from(wait).unwrap())).unwrap() > 0
+}
+
+#[test]
+fn room_wakes_whoever_sleeps_while_another_thread_sends() {
+    for driver in [DriverChoice::Auto, DriverChoice::Epoll] {
+        let small = Config { socket_buffer_bytes: Some(8 << 10), ..config(0, "127.0.0.1", driver) };
+        // A peer that only reads: nothing that it says wakes anybody.
+        let (mut t, mut streams) = with_puppets(small, 1);
+        while !t.prepare_sleep() {
+            t.poll(&mut Vec::new());
+        }
+        let mut sent = 0;
+        while t.send_now(Peer(1), tag(3), &STAMP, &[sent as u8; 5000]) {
+            sent += 1;
+        }
+        let channel = t.links[t.link_of(1).unwrap() as usize].channel.as_ref().unwrap();
+        assert!(matches!(&channel.way, Way::Up(c) if c.has_output()), "the socket took {sent} messages");
+        let (began, mut read, all) = (Instant::now(), 0, sent * (HEADER_BYTES + 5000));
+        let (mut awake, mut bytes) = (false, vec![0; 64 << 10]);
+        streams[0].set_nonblocking(true).unwrap();
+        while read < all {
+            assert!(began.elapsed() < DEADLINE, "{read} of {all} bytes; awake: {awake}");
+            match streams[0].read(&mut bytes) {
+                Ok(n) => read += n,
+                Err(e) => assert_eq!(e.kind(), ErrorKind::WouldBlock),
+            }
+            awake |= wakes(&t, Duration::ZERO);
+            if awake {
+                t.poll(&mut Vec::new());
+            }
+        }
+        while !t.prepare_sleep() {
+            t.poll(&mut Vec::new());
+        }
+        assert!(!wakes(&t, Duration::from_millis(1)), "room is not waited for any more");
+    }
+}
+
 #[test]
 fn whoever_waits_for_a_message_hears_of_the_end() {
     // T11: what came before the goodbye is taken all the same.
@@ -148,4 +196,34 @@ fn what_a_peer_said_last_is_told_before_its_end() {
         panic!("{of_b:?}")
     };
     assert!(note.bytes() == b"why" && done.result.is_err(), "{of_b:?}");
+}
+
+#[test]
+fn a_peer_ends_once() {
+    // Its goodbye is seen by a look, and this side gives it up before the next poll.
+    let (mut a, mut b) = connected(|me| config(me, "127.0.0.1", DriverChoice::Auto));
+    a.leave(1000);
+    assert_eq!(look(&mut b, 0, tag(3), &STAMP, 8).0, Found::Other);
+    b.close(Peer(0), Cause::new(CauseKind::Local, "given up".to_owned()));
+    let (mut of_b, mut polls) = (Vec::new(), 0);
+    while polls < 3 || !b.prepare_sleep() {
+        b.poll(&mut of_b);
+        polls += 1;
+    }
+    let [Event::Lost { peer: Peer(0), cause }] = &of_b[..] else { panic!("{of_b:?}") };
+    assert_eq!(cause.kind, CauseKind::Local);
+}
+
+#[test]
+fn only_a_poll_ends_a_link() {
+    // What a look sends on behind itself must not tell of an end that another look saw.
+    let (mut a, mut b) = connected(|me| config(me, "127.0.0.1", DriverChoice::Auto));
+    a.poll(&mut Vec::new());
+    let at = b.link_of(0).unwrap();
+    b.ended.push((at, Verdict::Left));
+    b.pump(&[at], true);
+    assert!(b.links[at as usize].gone.is_none() && b.done.is_empty());
+    let mut of_b = Vec::new();
+    b.poll(&mut of_b);
+    assert!(matches!(of_b[..], [Event::Left { peer: Peer(0) }]), "{of_b:?}");
 }
