@@ -19,7 +19,7 @@ use super::layout::{INPUT, OUTPUT, WORK};
 use super::options::{EngineOptions, MAX_SLICES_IN_FLIGHT};
 use super::plan::{KINDS, Kind, Plan, Request, What};
 use super::recorder::{Befell, Ending, Recorder};
-use super::run::{Fault, Io, OpName, Phase, Run};
+use super::run::{Fault, Io, OpName, Phase, Refusal, Run};
 use super::straight::Begun;
 use super::traffic::Traffic;
 use crate::reduce::Kernels;
@@ -324,7 +324,7 @@ impl Core {
         let mut at = 0;
         while let Some(&slot) = self.active.get(at) {
             let run = &mut self.runs[usize::from(slot)];
-            if some && run.stalled {
+            if (some && run.stalled) || run.refusal == Refusal::Untold {
                 run.retry();
             }
             if moved {

@@ -10,6 +10,8 @@
 //! - **R4** The message of a `Reduce` that no hazard holds up is combined where it lies, if the transport lets it be seen
 //!   there. Until a large one has come its receive stays unposted, and it is looked for whenever a poll has moved
 //!   something.
+//! - **R5** A step whose post was refused as `Gone` is tried once more after a poll, and a fault only then: a transport may
+//!   have seen a peer's end, and not have told yet what the peer said last, such as which rank's death it left for.
 
 #![forbid(unsafe_code)]
 
@@ -116,6 +118,16 @@ pub(super) enum Phase {
     Done,
 }
 
+/// R5: whether a post was refused because a peer is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    None,
+    /// Since the last poll.
+    Untold,
+    /// Before the last poll.
+    Told,
+}
+
 #[derive(Debug, Default)]
 struct Lane {
     window: Window,
@@ -155,6 +167,7 @@ pub(super) struct Run {
     pub(super) withdrawn: Option<Rank>,
     /// Whether a post found a queue full (R3).
     pub(super) stalled: bool,
+    pub(super) refusal: Refusal,
     /// Transport depth that the run holds while it is active.
     pub(super) depth_taken: u32,
     /// Where the one slice of a call goes on that was begun at once: the copies before it are made too.
@@ -197,6 +210,7 @@ impl Run {
             patience_ms: 0,
             withdrawn: None,
             stalled: false,
+            refusal: Refusal::None,
             depth_taken: 0,
             begun: None,
             width: Width::Full,
@@ -310,9 +324,12 @@ impl Run {
         self.dirty != 0
     }
 
-    /// Marks every busy lane, so that steps which found a queue full try again.
+    /// Marks every busy lane, so that steps which were refused try again: after a poll whose events were looked at.
     pub(super) fn retry(&mut self) {
         self.stalled = false;
+        if self.refusal == Refusal::Untold {
+            self.refusal = Refusal::Told;
+        }
         for lane in 0..self.width() as usize {
             self.dirty |= u32::from(self.lanes[lane].busy) << lane;
         }
@@ -493,7 +510,7 @@ impl Run {
         }
     }
 
-    /// Undoes a refused post. R3: `Full` is no fault.
+    /// Undoes a refused post. R3: `Full` is no fault. R5: nor is `Gone` at first.
     fn take_back(
         &mut self,
         lane: usize,
@@ -520,7 +537,13 @@ impl Run {
                 self.stalled = true;
                 Ok(())
             }
-            PostError::Gone { cause, .. } => Err(Fault::Gone { rank, cause }),
+            PostError::Gone { cause, .. } if self.refusal == Refusal::Told => {
+                Err(Fault::Gone { rank, cause })
+            }
+            PostError::Gone { .. } => {
+                self.refusal = Refusal::Untold;
+                Ok(())
+            }
             why @ (PostError::Unknown(_) | PostError::OnDevice { .. } | PostError::TooLong { .. }) => {
                 Err(Fault::Broken { rank, evidence: why.to_string() })
             }
@@ -594,7 +617,7 @@ impl Run {
         self.waker = None;
         self.error = None;
         (self.started, self.orphan) = (false, false);
-        (self.withdrawn, self.stalled) = (None, false);
+        (self.withdrawn, self.stalled, self.refusal) = (None, false, Refusal::None);
         for lane in &mut self.lanes {
             lane.busy = false;
         }

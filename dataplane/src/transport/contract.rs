@@ -12,7 +12,8 @@
 //!   `eager_bytes` may finish before. One that goes at once (`send_now`) is one that was posted and has finished,
 //!   and one that is taken at once (`take_now`) is a receive that was posted and has finished.
 //! - **T6** When a peer is lost, all its pending operations complete with `PeerLost`, then `Event::Lost` comes once,
-//!   and later posts answer `Gone`. Other peers are not affected.
+//!   and later posts answer `Gone`, as a post may also do that comes between the end and the poll that tells of it and of
+//!   what the peer said last. Other peers are not affected.
 //! - **T7** After `cancel`, the operation completes without waiting for the peer: as `Cancelled`, or as it had
 //!   already ended. The sequence stays in step: the other side's half of the match, posted before or after, is
 //!   discarded with it. A discarded receive completes as `Cancelled`; a discarded send as finished or `Cancelled`.

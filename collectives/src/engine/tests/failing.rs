@@ -10,7 +10,7 @@ use crate::reduce::ReduceOp;
 use crate::schedule::{Collective, Costs, LinkCosts};
 use ringway_dataplane::memory::DType;
 use ringway_dataplane::transport::seed::Seeded;
-use ringway_dataplane::transport::{Cause, CauseKind, LoopbackConfig, Peer};
+use ringway_dataplane::transport::{Cause, CauseKind, Fault, FaultPlan, Faulty, Hub, LoopbackConfig, Peer};
 
 fn request(collective: Collective, count: usize) -> Request {
     Request {
@@ -574,6 +574,30 @@ fn a_communicator_closed_after_its_death_says_what_it_died_of() {
     let end = w.take(0, slot).0;
     let Err(CollectiveError::Aborted { who, message, .. }) = end else { panic!("{end:?}") };
     assert_eq!((who.rank, &*message), (1, "no data"));
+}
+
+#[test]
+fn what_a_rank_said_last_counts_before_its_end() {
+    // R5: rank 0's transport has seen the word of rank 2's death and the end of rank 1, which said it, and has told of neither.
+    let mut untold = 0;
+    for seed in 0..20 {
+        let mut w = world(3, 2 * seed, 4096);
+        let r = request(Collective::AllReduce, 2000);
+        w.cores[1].transport.close(Peer(2), Cause::new(CauseKind::Closed, "no more of it"));
+        w.cores[1].turn();
+        w.leave(1);
+        let plan = FaultPlan { seed, faults: vec![Fault::DelayEvents { once_in: 1, polls: 1 }] };
+        let nobody = Hub::new(LoopbackConfig::default()).join(Peer(0)).unwrap();
+        let inner = std::mem::replace(&mut w.cores[0].transport, Box::new(nobody));
+        w.cores[0].transport = Box::new(Faulty::new(inner, plan).unwrap());
+        w.cores[0].turn();
+        untold += u32::from(w.cores[0].check(0).is_ok());
+        let Ok(slot) = w.begin(0, 0, &r, Some(&bytes(&r, 3)), None) else { continue };
+        w.settle_alone(0, slot);
+        let CollectiveError::Lost { who, .. } = w.take(0, slot).0.unwrap_err() else { panic!("seed {seed}") };
+        assert_eq!(who.rank, 2, "seed {seed}");
+    }
+    assert!(untold > 3, "{untold}");
 }
 
 #[test]

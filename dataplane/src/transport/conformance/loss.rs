@@ -2,7 +2,7 @@
 
 use super::field::{At, Field, Told, pattern, stamp, tag};
 use super::{Mode, Rig, Skip};
-use crate::transport::{Cause, CauseKind, OpError, Peer, PostError};
+use crate::transport::{Cause, CauseKind, Found, Note, OpError, Peer, PostError};
 
 fn lost(result: &Result<(), OpError>, peer: usize) -> bool {
     matches!(result, Err(OpError::PeerLost { peer: p, .. }) if *p == Peer(peer as u32))
@@ -149,6 +149,34 @@ pub(super) fn a_goodbye_comes_after_what_was_sent(rig: &mut dyn Rig, mode: Mode)
         f.poll();
     }
     f.holds("T11", "left once, and not lost", f.departures(1, 0) == (0, 1));
+    Ok(())
+}
+
+/// T11: a note that was sent before the goodbye is told before it, also where looks for a message have seen both.
+pub(super) fn what_a_peer_said_last_is_told_before_its_end(
+    rig: &mut dyn Rig,
+    mode: Mode,
+) -> Result<(), Skip> {
+    let mut f = Field::new(rig, mode, 2)?;
+    f.round_trips(0, 1);
+    let why = Note::new(b"why").unwrap_or_else(|| unreachable!("3 bytes fit a note"));
+    assert_eq!(f.member_mut(0).note(Peer(1), &why), Ok(()), "{}", f.at());
+    f.member_mut(0).leave(2000);
+    for _ in 0..20 {
+        let (found, _) = f.take_now((1, 0), tag(0), 8);
+        f.holds("T5", "nothing was sent", found != Found::Message);
+    }
+    // It may be refused, since the peer is gone (T6).
+    let receive = f.try_recv((1, 0), tag(0), stamp(0), 8);
+    f.until("T11", "the goodbye", |f| f.departures(1, 0).1 > 0);
+    let last = |f: &Field, is: &dyn Fn(&Told) -> bool| f.told[1].iter().rposition(is);
+    let said = last(&f, &|t| matches!(t, Told::Note(_, bytes) if bytes == b"why"));
+    let left = last(&f, &|t| matches!(t, Told::Left(_)));
+    f.holds("T11", "the note is told, and before the end", said.is_some() && said < left);
+    if let Ok(id) = receive {
+        let cause = |r: &Result<(), OpError>| matches!(r, Err(OpError::PeerLost { cause, .. }) if cause.kind == CauseKind::Left);
+        f.holds("T11", "unserved, since the peer left", cause(f.ended((1, id))));
+    }
     Ok(())
 }
 

@@ -231,6 +231,7 @@ macro_rules! transport_conformance {
             loss: a_crash_at_every_point_is_noticed,
             loss: a_lost_peer_leaves_the_others_alone,
             loss: a_goodbye_comes_after_what_was_sent,
+            loss: what_a_peer_said_last_is_told_before_its_end,
             loss: a_goodbye_fails_what_it_leaves_unserved,
             loss: leaving_flushes_what_is_queued,
             notes: notes_arrive_in_order_while_data_flows,
