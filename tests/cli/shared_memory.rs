@@ -32,6 +32,22 @@ fn where_it_is_not_used_each_rank_says_why() {
 }
 
 #[test]
+fn plain_memory_is_read_across_processes_where_that_is_asked_for() {
+    let end = bench(&[("RINGWAY_SHM_CMA", "on")]);
+    assert!(end.code() == 0 && transports(&end) == ["shm", "shm"], "{end:?}");
+    // Where the system forbids it, it is the system that is named.
+    let ways = ["its other memory is read by process_vm_readv", "through the queue (process_vm_readv: "];
+    let told = end.stdout.iter().filter(|l| ways.iter().any(|way| l.contains(way)));
+    assert_eq!(told.count(), 2, "{end:?}");
+    // One rank alone asks for it: all the same.
+    let script = "[ $RINGWAY_RANK = 1 ] && export RINGWAY_SHM_CMA=on; exec \"$0\" bench all-reduce --plain --sizes 300K --iters 2";
+    let command = ringway(&["run", "-n", "2", "--", "sh", "-c", script, env!("CARGO_BIN_EXE_ringway")]);
+    let end = Run::start(command).end();
+    assert!(end.code() == 0 && transports(&end) == ["shm"], "{end:?}");
+    assert!(end.stdout.iter().any(|l| l.contains("read through the queue (as chosen)")), "{end:?}");
+}
+
+#[test]
 fn it_is_required_or_an_error() {
     let end = bench(&[("RINGWAY_SHM", "require")]);
     assert!(end.code() == 0 && transports(&end) == ["shm", "shm"], "{end:?}");

@@ -191,6 +191,7 @@ fn open_shm(me: &Identity, settings: &Settings) -> Result<Result<Box<dyn Transpo
     }
     let mut config = shm::Config::new(me.number, me.keys.clone(), me.life.0);
     config.connect_timeout_ms = millis(settings.connect_timeout);
+    config.attach = settings.shm_cma;
     if let Some(bytes) = settings.eager_bytes {
         config.eager_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     }

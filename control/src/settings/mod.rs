@@ -88,6 +88,8 @@ pub struct Settings {
     pub congestion_control: CongestionControl,
     /// `RINGWAY_SHM`.
     pub shm: Policy,
+    /// `RINGWAY_SHM_CMA`.
+    pub shm_cma: bool,
     /// `RINGWAY_RDMA`.
     pub rdma: Policy,
     /// `RINGWAY_IB_*`, but for the NUMA node, which the rank finds out.
@@ -350,6 +352,7 @@ impl Settings {
                 Some(name) => CongestionControl::Named(name.to_owned()),
             },
             shm: values.policy("RINGWAY_SHM"),
+            shm_cma: values.switch("RINGWAY_SHM_CMA"),
             rdma: values.policy("RINGWAY_RDMA"),
             rdma_config: values.rdma_config(),
             algo: values.algorithms("RINGWAY_ALGO"),

@@ -88,8 +88,8 @@ pub struct Config {
     /// Whether blocks of pools are shown to peers, and theirs mapped. Blocks that pools have made before are not in the
     /// file that is shown, so the transport is opened before buffers are allocated.
     pub map_blocks: bool,
-    /// Whether other memory of peers is read by `process_vm_readv`, where that is permitted, and not sent through the queue. It
-    /// was slower at every length that was measured.
+    /// Whether other memory of peers is read by `process_vm_readv`, where that is permitted, and not sent through the queue:
+    /// the sender then need not take part. It was slower at every length that was measured.
     pub attach: bool,
 }
 

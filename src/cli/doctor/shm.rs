@@ -9,11 +9,11 @@ use ringway_dataplane::shm::survey::Survey;
 /// What this host allows, and what a rank would use of it.
 pub(super) fn section(settings: &Settings) -> Section {
     let mut section = Section::new("Shared memory between ranks");
-    describe(&mut section, &Survey::here(), settings.shm_policy());
+    describe(&mut section, &Survey::here(), settings.shm_policy(), settings.shm_cma);
     section
 }
 
-fn describe(section: &mut Section, found: &Survey, policy: Policy) {
+fn describe(section: &mut Section, found: &Survey, policy: Policy, attach: bool) {
     let severity = if policy == Policy::Require { Severity::Problem } else { Severity::Advice };
     let refused = found.home.as_ref().err().or(found.queues.as_ref().err());
     match (policy, refused) {
@@ -45,7 +45,11 @@ fn describe(section: &mut Section, found: &Survey, policy: Policy) {
             );
         }
     }
-    section.fact("other buffers", "copied through a queue");
+    let others = match attach {
+        false => "copied through a queue",
+        true => "read by process_vm_readv, where ptrace and seccomp allow it (RINGWAY_SHM_CMA)",
+    };
+    section.fact("other buffers", others);
 }
 
 #[cfg(test)]
@@ -55,7 +59,7 @@ mod tests {
 
     fn text(found: &Survey, policy: Policy) -> String {
         let mut section = Section::new("x");
-        describe(&mut section, found, policy);
+        describe(&mut section, found, policy, false);
         format!("{section:?}")
     }
 

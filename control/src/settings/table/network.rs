@@ -56,6 +56,15 @@ pub(super) const ROWS: &[Setting] = &[
          other so (one user, one network namespace); require makes it an error where they do not; off leaves them \
          to the other transports (NCCL_SHM_DISABLE=1).",
     ),
+    row(
+        "RINGWAY_SHM_CMA",
+        Kind::Switch,
+        Some("off"),
+        "",
+        "Whether large messages in shared memory that are not of Communicator::alloc are read by process_vm_readv \
+         (cross-memory attach), where that is permitted: one copy by the receiver, and the sender need not take part. \
+         Two copies through a queue were faster at every length measured. For all ranks of a host alike.",
+    ),
     // How RDMA is used, named as in NCCL.
     row(
         "RINGWAY_RDMA",
