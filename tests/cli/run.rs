@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::process::Stdio;
 use std::sync::mpsc::channel;
 
@@ -227,6 +228,18 @@ fn programs_that_cannot_run_are_named() {
     let end = Run::start(ringway(&["run", "-n", "1", "--", "/"])).end();
     assert_eq!(end.code(), 126);
     assert!(end.stderr.contains("cannot start /"), "{}", end.stderr);
+}
+
+#[test]
+fn a_rank_does_not_start_without_the_guard() {
+    // I2: what the launcher starts for a rank after somebody has killed the guard, which had the pipe's other end.
+    let (reader, pipe) = std::io::pipe().unwrap();
+    drop(reader);
+    let (launcher, guard) = (std::process::id().to_string(), pipe.as_raw_fd().to_string());
+    let stage = ["__rank", "--launcher", &launcher, "--guard", &guard, "--rank", "1", "echo", "started"];
+    let end = Run::start(ringway(&stage)).end();
+    assert_eq!((end.code(), end.stdout.len()), (125, 0), "{end:?}");
+    assert!(end.stderr.contains("rank 1 cannot be tied to the launcher: the launcher's guard"), "{end:?}");
 }
 
 #[test]

@@ -76,7 +76,12 @@ fn tie_to(launcher: i32, guard: i32) -> io::Result<()> {
     }
     let mut pipe = OpenOptions::new().write(true).open(format!("/proc/{launcher}/fd/{guard}"))?;
     // One write below the size that pipes keep whole: the ranks share the pipe.
-    pipe.write_all(format!("+{}\n", getpid()).as_bytes())
+    pipe.write_all(format!("+{}\n", getpid()).as_bytes()).map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => io::Error::other(
+            "the launcher's guard, which ends what ranks leave behind, was killed: start the job again",
+        ),
+        _ => error,
+    })
 }
 
 /// Returns only when the program could not be started.
