@@ -8,13 +8,12 @@ use super::wire::{self, Greeting, Identity, Offer, Refusal};
 use super::{Config, ShmTransport};
 use crate::memory::{Pool, Region, SharedBytes, UniqueBytes, with_borrowed};
 use crate::transport::authentication::{Key, Nonce, Proof};
+use crate::transport::complaints::counted::Warnings;
 use crate::transport::matching::{Frame, Kind};
 use crate::transport::{
     CauseKind, Completion, Event, Found, Keyring, Note, Op, OpError, OpId, Peer, Stamp, Tag, Transport,
 };
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -345,32 +344,6 @@ fn strangers_are_refused_or_wait() {
     assert!(matches!(hear(&patient), Heard::Greeting(Greeting::Challenge(..), _)));
 }
 
-/// Counts what is warned of.
-#[derive(Clone, Default)]
-struct Warnings(Arc<AtomicUsize>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-
-    fn event(&self, _: &tracing::Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn enter(&self, _: &tracing::span::Id) {}
-
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[test]
 fn only_a_fresh_proof_of_the_right_key_is_taken() {
     // A1 to A3, S6: refused, warned of once, and whoever is connected stays so.
@@ -395,7 +368,7 @@ fn only_a_fresh_proof_of_the_right_key_is_taken() {
         assert_eq!(heard(&mut t, &rogue.socket), (Greeting::Refuse(Ok(Refusal::Unproven)), 0));
         drop(rogue.shown);
     }
-    assert_eq!(warnings.0.load(Ordering::Relaxed), 1);
+    assert_eq!(warnings.count(), 1);
 
     let mut member = rogue(&mut t, identity(100), right);
     assert!(matches!(heard(&mut t, &member.socket), (Greeting::Welcome(_), 3)));

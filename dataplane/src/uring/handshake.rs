@@ -35,6 +35,8 @@ struct Reading {
 enum Read {
     Partly,
     Whole(Greeting),
+    /// The other side ended it, before it said anything wrong.
+    Ended(String),
     Failed(String),
 }
 
@@ -47,7 +49,7 @@ impl Reading {
         while self.got < GREETING_BYTES {
             // Never reads past the greeting: what follows is the connection's.
             match recv(socket, &mut self.bytes[self.got..], RecvFlags::DONTWAIT).map(|(n, _)| n) {
-                Ok(0) => return Read::Failed("it closed the connection before a greeting".into()),
+                Ok(0) => return Read::Ended("it closed the connection before a greeting".into()),
                 Ok(n) => self.got += n,
                 Err(Errno::AGAIN) => {
                     let first = &self.bytes[..self.got];
@@ -58,7 +60,7 @@ impl Reading {
                     };
                 }
                 Err(Errno::INTR) => {}
-                Err(e) => return Read::Failed(e.to_string()),
+                Err(e) => return Read::Ended(e.to_string()),
             }
             if !plausible(&self.bytes[..self.got]) {
                 let first = &self.bytes[..self.got.min(16)];
@@ -283,7 +285,7 @@ impl Dial {
                 self.attempt = Some(Attempt::Challenged { socket, to, reading });
                 return Dialled::Waiting;
             }
-            Read::Failed(why) => Err(why),
+            Read::Ended(why) | Read::Failed(why) => Err(why),
             Read::Whole(Greeting::Challenge(challenge)) => self.say_hello(&socket, &challenge),
             Read::Whole(_) => Err("it did not begin with a challenge".into()),
         };
@@ -319,7 +321,7 @@ impl Dial {
                 self.attempt = Some(Attempt::Greeted { socket, to, reading, proof });
                 return Dialled::Waiting;
             }
-            Read::Failed(why) => why,
+            Read::Ended(why) | Read::Failed(why) => why,
             Read::Whole(Greeting::Welcome(id, theirs)) => {
                 if self.is_right(&id, &proof, &theirs) {
                     return Dialled::Welcome(socket, to, id);
@@ -376,12 +378,14 @@ pub(super) enum Said {
     Nothing,
     /// Who it is and whom it wants.
     Hello(Identity, Proof),
+    /// Nothing wrong, and nothing more: it ended the connection.
+    Ended(String),
     /// Something else.
     Nonsense(String),
 }
 
 impl Stranger {
-    /// Challenges it.
+    /// One that is to be challenged.
     pub(super) fn new(
         socket: Socket,
         remote: SocketAddr,
@@ -390,8 +394,11 @@ impl Stranger {
     ) -> Result<Stranger, String> {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms);
         let challenge = nonce().map_err(|e| format!("the kernel gives no random bytes: {e}"))?;
-        greet(&socket, &Greeting::Challenge(challenge))?;
         Ok(Stranger { socket, remote, deadline, number, challenge, reading: Reading::new() })
+    }
+
+    pub(super) fn challenge(&self) -> Result<(), String> {
+        greet(&self.socket, &Greeting::Challenge(self.challenge))
     }
 
     pub(super) fn listen(&mut self) -> Said {
@@ -399,6 +406,7 @@ impl Stranger {
             Read::Partly => Said::Nothing,
             Read::Whole(Greeting::Hello(id, proof)) => Said::Hello(id, proof),
             Read::Whole(_) => Said::Nonsense("it answered a greeting that was never sent".into()),
+            Read::Ended(why) => Said::Ended(why),
             Read::Failed(why) => Said::Nonsense(why),
         }
     }

@@ -4,7 +4,7 @@
 use super::connection::Connection;
 use super::device;
 use super::handshake::{Dial, Dialled, Said, Stranger, agree, greet};
-use super::links::Way;
+use super::links::{Link, Way};
 use super::transport::TcpTransport;
 use super::watch::Token;
 use super::wire::{Greeting, Identity, Refusal};
@@ -127,10 +127,23 @@ impl TcpTransport {
             return self.door.complain(remote, &e.to_string());
         }
         match Stranger::new(socket, remote, number, GREETING_TIMEOUT_MS) {
-            Ok(stranger) => self.door.strangers.push(stranger),
+            Ok(stranger) => match stranger.challenge() {
+                Ok(()) => self.door.strangers.push(stranger),
+                Err(why) => self.given_up(remote, &why),
+            },
             Err(why) => self.door.complain(remote, &why),
         }
         self.hear(number);
+    }
+
+    /// Whoever made a connection has ended it. Peers that dial each other at once end those that they do not need.
+    fn given_up(&mut self, by: SocketAddr, why: &str) {
+        let is_peers = |link: &Link| link.published.at.iter().any(|at| device::plain(*at).ip() == by.ip());
+        if self.links.iter().any(is_peers) {
+            tracing::debug!("{by} ended a connection that it had made: {why}");
+        } else {
+            self.door.complain(by, why);
+        }
     }
 
     /// Reads what a stranger has said.
@@ -143,6 +156,10 @@ impl TcpTransport {
                 if let Err(why) = self.answer(stranger, &id, &proof) {
                     tracing::debug!("a greeting was not answered: {why}");
                 }
+            }
+            Said::Ended(why) => {
+                let stranger = self.door.strangers.remove(at);
+                self.given_up(stranger.remote, &why);
             }
             Said::Nonsense(why) => {
                 let stranger = self.door.strangers.remove(at);

@@ -4,6 +4,7 @@ use super::puppet::{alone, at, challenge, hello, key, poll_until, proven, with_p
 use super::{completion, config, filled, pair, tag, until};
 use crate::memory::Pool;
 use crate::transport::authentication::{Key, Keyring, NONCE_BYTES, Nonce, Proof};
+use crate::transport::complaints::counted::Warnings;
 use crate::transport::matching::{Frame, Kind};
 use crate::transport::{CauseKind, Event, Note, Op, OpError, OpId, Peer, PostError, Stamp, Transport};
 use crate::uring::device::Published;
@@ -76,6 +77,38 @@ fn strangers_are_turned_away_and_harm_nobody() {
     peer.note(Peer(0), &Note::new(b"hi").unwrap()).unwrap();
     until(&mut t, &mut peer, |x, _| matches!(x[..], [Event::Note { .. }]));
     drop(silent);
+}
+
+/// What is warned of when somebody connects and does something that ends it.
+fn warnings_of(t: &mut TcpTransport, end: impl FnOnce(&mut TcpTransport, TcpStream)) -> usize {
+    let warnings = Warnings::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
+    let stream = TcpStream::connect(at(t)).unwrap();
+    poll_until(t, |t, _| !t.door.is_quiet());
+    end(t, stream);
+    poll_until(t, |t, _| t.door.is_quiet());
+    warnings.count()
+}
+
+#[test]
+fn peers_that_give_a_connection_up_are_not_warned_of() {
+    // With what they were told unread, which is a reset; before their hello, and in the middle of it.
+    type End = fn(&mut TcpTransport, TcpStream);
+    let ends: [End; 3] = [
+        |_, stream| drop(stream),
+        |t, mut stream| _ = challenge(t, &mut stream),
+        |t, mut stream| {
+            let (id, proof) = proven(hello(&t.config), &challenge(t, &mut stream));
+            stream.write_all(&Greeting::Hello(id, proof).encode()[..100]).unwrap();
+        },
+    ];
+    for end in ends {
+        let (mut t, _member) = with_puppet();
+        assert_eq!(warnings_of(&mut t, end), 0);
+        // What is no greeting is warned of, whoever sends it; and so is somebody of whom nothing is known.
+        assert_eq!(warnings_of(&mut t, |_, mut s| s.write_all(b"GET / HTTP/1.1").unwrap()), 1);
+        assert_eq!(warnings_of(&mut alone(), end), 1);
+    }
 }
 
 #[test]
