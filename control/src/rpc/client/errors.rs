@@ -23,7 +23,8 @@ pub enum AgentError {
     },
     /// There was no coordinator to talk to.
     #[error(
-        "{task} cannot register with the coordinator at {address} ({tries} tries in {waited:.1?}): {seen}"
+        "{task} cannot register with the coordinator at {address} ({tries} {} in {waited:.1?}): {seen}",
+        if *tries == 1 { "try" } else { "tries" }
     )]
     Unreachable {
         /// The task that wanted to register.
@@ -299,4 +300,19 @@ pub enum LeaveError {
         /// What was seen.
         detail: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_try_is_not_several() {
+        let of = |tries| {
+            let (task, address) = ("/job:worker/task:0".parse().unwrap(), "h:1".to_owned());
+            let (waited, seen) = (Duration::from_secs(1), Seen::Nothing);
+            AgentError::Unreachable { task, address, tries, waited, seen }.to_string()
+        };
+        assert!(of(1).contains("(1 try in 1.0s)") && of(2).contains("(2 tries in 1.0s)"), "{}", of(1));
+    }
 }
