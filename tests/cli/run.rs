@@ -23,6 +23,14 @@ fn ranks_are_told_who_they_are() {
 }
 
 #[test]
+fn the_help_lists_the_program_apart_from_who_may_take_part() {
+    let end = Run::start(ringway(&["run", "--help"])).end();
+    let at = |words: &str| end.stdout.iter().position(|line| line.contains(words));
+    let (program, security) = (at("The program and its arguments"), at("Who may take part:"));
+    assert!(program.is_some() && program < security, "{end:?}");
+}
+
+#[test]
 fn many_ranks_are_all_started() {
     let end = script(&["-n", "48"], "echo $RINGWAY_RANK").end();
     let ranks: BTreeSet<u32> = end.stdout.iter().map(|line| line.parse().unwrap()).collect();

@@ -150,7 +150,8 @@ collective has blocks. #wrong must be 0.
 As in nccl-tests, except: -n is the number of ranks (iterations: --iters), and the defaults
 of -e and -f.
 
-Exit codes: 0; 1 when a call failed or an element was wrong; 2 and 125 when the flags do not fit.")]
+Exit codes: 0; 1 when a call failed or an element was wrong; 2 and 125 when flags or settings do not
+fit, or ranks cannot reach each other.")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(super) collective: CollectiveArgs,

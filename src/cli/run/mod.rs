@@ -99,11 +99,12 @@ pub(crate) struct Args {
     /// Meet at this coordination service instead of one of this command's own; several addresses are candidates
     #[arg(long, value_name = "HOST:PORT,...", value_parser = addresses)]
     coordinator: Option<String>,
-    #[command(flatten)]
-    security: SecurityArgs,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+    // Last, since its heading would be that of what comes after it.
+    #[command(flatten)]
+    security: SecurityArgs,
 }
 
 impl Args {

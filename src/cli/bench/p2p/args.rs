@@ -62,7 +62,8 @@ Both ranks poll while they wait, as perftest does; with --events they sleep afte
 round trip is half of the time from a question to its value, and a window of values is asked
 for at a time.
 
-Exit codes: 0; 1 when a call failed or a byte was wrong; 2 and 125 when the flags do not fit.")]
+Exit codes: 0; 1 when a call failed or a byte was wrong; 2 and 125 when flags or settings do not
+fit, or ranks cannot reach each other.")]
 pub(crate) struct P2pArgs {
     /// How messages travel
     #[arg(long, value_enum, default_value = "send")]
