@@ -70,8 +70,8 @@ pub use any::AnySchedule;
 pub use arrangement::{Arranged, Arrangement};
 pub use chain::{ChainAllReduce, ChainExclusiveScan, ChainReduce, ChainReduceScatter, ChainScan};
 pub use cost::{
-    Costs, EAGER_BYTES, Estimate, FEWEST_IN_FLIGHT, LinkCosts, MOST_IN_FLIGHT, SLICE_MESSAGE_BYTES, estimate,
-    estimate_in_memory, estimate_over_hosts,
+    Costs, EAGER_BYTES, Estimate, FEWEST_IN_FLIGHT, LinkCosts, MOST_IN_FLIGHT, PAIR_MESSAGE_BYTES,
+    SLICE_MESSAGE_BYTES, estimate, estimate_in_memory, estimate_over_hosts,
 };
 pub use direct::{
     DirectAllGather, DirectAllReduce, DirectAllToAll, DirectBroadcast, DirectGather, DirectReduceScatter,
