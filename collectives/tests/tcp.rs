@@ -13,9 +13,13 @@ use std::sync::Barrier;
 
 /// `n` transports on this host that know each other.
 fn transports(n: u32, driver: DriverChoice, eager_bytes: u32) -> Vec<TcpTransport> {
+    transports_of(n, |config| Config { driver, eager_bytes, ..config })
+}
+
+fn transports_of(n: u32, of: impl Fn(Config) -> Config) -> Vec<TcpTransport> {
     let open = |me| {
         let bind = vec![Bind::new([127, 0, 0, 1].into(), "lo")];
-        TcpTransport::new(Config { driver, eager_bytes, ..Config::new(me, Keyring::of([3; 32]), 1, bind) })
+        TcpTransport::new(of(Config::new(me, Keyring::of([3; 32]), 1, bind)))
     };
     let mut all: Vec<TcpTransport> = (0..n).map(|me| open(me).expect("a TCP transport")).collect();
     let addresses: Vec<Address> = all.iter().map(Transport::address).collect();
@@ -76,6 +80,31 @@ fn started_calls_overlap() {
             assert!(handle.wait().unwrap().iter().all(|x| *x == 2.0 * i as f32));
         }
     });
+}
+
+#[test]
+fn what_a_call_that_is_over_left_goes_without_another_call() {
+    // D6: a receiver that does not read yet leaves a sender with more than its socket takes.
+    const MESSAGES: u32 = 12;
+    for driver in [DriverChoice::Auto, DriverChoice::Epoll] {
+        let (sent, received) = (Barrier::new(2), Barrier::new(2));
+        let small = |config| Config { driver, socket_buffer_bytes: Some(8 << 10), ..config };
+        ranks_over(transports_of(2, small), "left behind", &EngineOptions::default(), |c| {
+            c.barrier().unwrap();
+            if c.rank() == 0 {
+                (0..MESSAGES).for_each(|i| c.send(&[i; 1250], 1, 0).unwrap());
+                sent.wait();
+            } else {
+                sent.wait();
+                for i in 0..MESSAGES {
+                    let mut message = [0; 1250];
+                    c.recv(&mut message, 0, 0).unwrap();
+                    assert_eq!(message, [i; 1250]);
+                }
+            }
+            received.wait();
+        });
+    }
 }
 
 #[test]

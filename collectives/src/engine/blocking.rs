@@ -93,7 +93,10 @@ impl Communicator {
             What::Send { .. } | What::Receive { .. } => AtOnce::NotBegun,
         };
         let since = match &begun {
-            AtOnce::Over => return Ok(()),
+            AtOnce::Over => {
+                self.owner.see_off(&mut core);
+                return Ok(());
+            }
             AtOnce::Begun(begun) => Some(begun.since),
             AtOnce::NotBegun => None,
         };
@@ -151,9 +154,12 @@ impl Communicator {
 
     /// What a call returns. Of one that has failed, the news are on their way then, and written down.
     pub(super) fn answer(&self, mut core: Guard<'_>, result: std::result::Result<(), Failure>) -> Result<()> {
-        result.map_err(|failure| {
+        if result.is_err() {
             flush(&mut core);
             self.owner.nudge(&core);
+        }
+        self.owner.see_off(&mut core);
+        result.map_err(|failure| {
             drop(self.owner.write_down(core));
             *failure
         })

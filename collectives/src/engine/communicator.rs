@@ -158,7 +158,8 @@ impl Communicator {
 
     /// Moves all calls of the endpoint on as far as they go without waiting, this communicator's and those that share its
     /// connections. Returns whether started ones are still under way: `while comm.progress()? { piece() }` computes piece by piece
-    /// under communication. It is what moves them on where [`Progress::Caller`](super::Progress) is set, and does no harm elsewhere.
+    /// under communication. It is what moves them on where [`Progress::Caller`](super::Progress) is set, and the ends of messages that a
+    /// full socket did not take from calls that are over; it does no harm elsewhere.
     ///
     /// # Errors
     /// Why the communicator is dead, if it is, as its handles tell too.

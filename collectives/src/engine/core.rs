@@ -102,6 +102,8 @@ pub(super) struct Core {
     pub(super) asleep: u32,
     pub(super) followers: u32,
     pub(super) background: bool,
+    /// A call that is over left something that goes only by polling (D6).
+    pub(super) unsent: bool,
     pub(super) closing: bool,
     /// Started calls that are not over.
     pub(super) started: u32,
@@ -139,6 +141,7 @@ impl Core {
             asleep: 0,
             followers: 0,
             background: false,
+            unsent: false,
             closing: false,
             started: 0,
             ended: false,

@@ -25,9 +25,12 @@ impl Communicator {
     pub fn send<T: Element>(&self, buffer: &[T], to: u32, tag: u32) -> Result<()> {
         let request = message::<T>(What::Send { to, tag }, buffer.len());
         self.check_message("send", "destination", &request, to, tag)?;
-        if self.owner.lock().send_at_once(self.index, &request, cast_slice(buffer)) {
+        let mut core = self.owner.lock();
+        if core.send_at_once(self.index, &request, cast_slice(buffer)) {
+            self.owner.see_off(&mut core);
             return Ok(());
         }
+        drop(core);
         self.run("send", &request, Memory::Read(cast_slice(buffer)), Memory::Nothing)
     }
 

@@ -12,6 +12,8 @@
 //!   [`Reduction`](super::Reduction).
 //! - **D5** By [`Progress::Caller`] no thread is made, and no call that only looks waits: it polls while something moves, some turns
 //!   at most, and only where nobody else drives.
+//! - **D6** What a call that is over has left with the transport, since a peer had no room, goes without another call: by the
+//!   background thread, or by [`Progress::Caller`] when a caller next looks.
 
 #![forbid(unsafe_code)]
 
@@ -168,6 +170,7 @@ impl Shared {
             core.driver = Driver::Caller;
             core = self.drive(core, Driver::Caller, &done);
             core.driver = Driver::Nobody;
+            core.unsent = core.background && core.transport.has_unsent();
             self.hand_on(&core);
             return core;
         }
@@ -321,7 +324,8 @@ impl Shared {
         core
     }
 
-    /// The background thread: wakes tasks, and drives while started calls are under way and nobody else drives.
+    /// The background thread: wakes tasks, and drives while nobody else does and started calls are under way, or what calls left
+    /// behind (D6).
     fn background(&self) {
         let mut core = self.lock();
         while !core.closing {
@@ -329,14 +333,16 @@ impl Shared {
             if core.closing {
                 break;
             }
-            if core.started == 0 || core.driver != Driver::Nobody {
+            if !(core.started > 0 || core.unsent) || core.driver != Driver::Nobody {
                 core = ignore_poison(self.changed.wait(core));
                 continue;
             }
             core.driver = Driver::Background;
-            core = self.drive(core, Driver::Background, &|core| core.started == 0 || core.closing);
+            let over = |core: &Core| core.started == 0 && !core.transport.has_unsent();
+            core = self.drive(core, Driver::Background, &|core| over(core) || core.closing);
             if core.driver == Driver::Background {
                 core.driver = Driver::Nobody;
+                core.unsent = core.transport.has_unsent();
                 self.hand_on(&core);
             }
         }
@@ -379,6 +385,29 @@ impl Owner {
         core.background = true;
         Ok(())
     }
+
+    /// D6: at the end of a call.
+    #[inline]
+    pub(super) fn see_off(&self, core: &mut Core) {
+        if core.transport.has_unsent() {
+            self.leave_behind(core);
+        }
+    }
+
+    #[cold]
+    fn leave_behind(&self, core: &mut Core) {
+        if core.is_by_caller() {
+            return;
+        }
+        if let Err(error) = self.start_background(core) {
+            tracing::warn!(
+                "what a peer had no room for waits for this process's next call: no thread to send it: {error}"
+            );
+            return;
+        }
+        core.unsent = true;
+        self.changed.notify_all();
+    }
 }
 
 impl Core {
@@ -389,7 +418,7 @@ impl Core {
 
     /// Whether there is something to do for the background thread.
     fn wants_background(&self) -> bool {
-        self.background && (self.started > 0 || !self.to_wake.is_empty())
+        self.background && (self.started > 0 || self.unsent || !self.to_wake.is_empty())
     }
 }
 

@@ -80,9 +80,12 @@ impl Communicator {
     pub fn send_start<T: Element>(&self, buffer: Buffer<T>, to: u32, tag: u32) -> Result<Handle<T>> {
         let request = message::<T>(What::Send { to, tag }, buffer.len());
         self.check_message("send", "destination", &request, to, tag)?;
-        if self.owner.lock().send_at_once(self.index, &request, cast_slice(&buffer)) {
+        let mut core = self.owner.lock();
+        if core.send_at_once(self.index, &request, cast_slice(&buffer)) {
+            self.owner.see_off(&mut core);
             return Ok(Handle::over(buffer));
         }
+        drop(core);
         let (region, claim) = buffer.into_region();
         self.begin_started("send", &request, Some(region), None).map(|slot| self.handle(slot, claim))
     }

@@ -409,6 +409,10 @@ impl Transport for Endpoint {
         moved
     }
 
+    fn has_unsent(&self) -> bool {
+        self.ways.iter().any(|w| w.used && w.transport.has_unsent())
+    }
+
     fn prepare_sleep(&mut self) -> bool {
         if self.together.as_ref().is_some_and(|t| t.waker.take()) {
             return false;

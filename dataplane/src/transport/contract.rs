@@ -240,6 +240,12 @@ pub trait Transport: Send {
     /// that the caller's spinning knows idleness from slow progress.
     fn poll(&mut self, out: &mut Vec<Event>) -> bool;
 
+    /// Whether something that is to go to a peer waits here for room, and goes only by polling: of a send that is over, or of what
+    /// tells the peer how to go on.
+    fn has_unsent(&self) -> bool {
+        false
+    }
+
     /// Says that the caller is about to sleep on `sleep_fd`. `false`: there is something to poll, do not sleep.
     fn prepare_sleep(&mut self) -> bool;
 
@@ -356,6 +362,10 @@ impl<T: Transport + ?Sized> Transport for Box<T> {
 
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {
         (**self).poll(out)
+    }
+
+    fn has_unsent(&self) -> bool {
+        (**self).has_unsent()
     }
 
     fn prepare_sleep(&mut self) -> bool {

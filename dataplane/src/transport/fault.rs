@@ -298,7 +298,7 @@ fn stamp_of(op: &mut Op) -> &mut Stamp {
 
 impl<T: Transport> Transport for Faulty<T> {
     forward!(inner: caps, address, register, deregister, reaches_devices, keep_registered,
-        release_registered, show, view, close, cancel, note, waker, retire, leave, why, copies, pending);
+        release_registered, show, view, has_unsent, close, cancel, note, waker, retire, leave, why, copies, pending);
     fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
         self.taken_by_peer.entry(peer).or_default();
         self.inner.connect(peer, to)

@@ -122,6 +122,9 @@ macro_rules! forward {
     (@poll $inner:tt) => {
         fn poll(&mut self, out: &mut Vec<crate::transport::Event>) -> bool { self.$inner.poll(out) }
     };
+    (@has_unsent $inner:tt) => {
+        fn has_unsent(&self) -> bool { self.$inner.has_unsent() }
+    };
     (@prepare_sleep $inner:tt) => {
         fn prepare_sleep(&mut self) -> bool { self.$inner.prepare_sleep() }
     };

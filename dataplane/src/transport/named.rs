@@ -24,6 +24,6 @@ impl<T: Transport> Transport for Named<T> {
     }
 
     forward!(inner: address, register, deregister, reaches_devices, keep_registered,
-        release_registered, show, view, shares_memory, connect, close, post, send_now, take_now, cancel, note, poll,
+        release_registered, show, view, has_unsent, shares_memory, connect, close, post, send_now, take_now, cancel, note, poll,
         prepare_sleep, sleep_fd, waker, next_timer_ms, retire, leave, why, copies, pending);
 }

@@ -256,7 +256,7 @@ impl<T: Transport> Trace<T> {
 
 impl<T: Transport> Transport for Trace<T> {
     forward!(inner: caps, address, register, deregister, reaches_devices, keep_registered,
-        release_registered, show, view, prepare_sleep, sleep_fd, waker, next_timer_ms, retire, leave, why, copies, pending);
+        release_registered, show, view, has_unsent, prepare_sleep, sleep_fd, waker, next_timer_ms, retire, leave, why, copies, pending);
     fn connect(&mut self, peer: Peer, to: &Address) -> Result<(), ConnectError> {
         self.inner.connect(peer, to)?;
         self.book.know(peer);

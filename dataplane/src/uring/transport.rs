@@ -560,6 +560,11 @@ impl Transport for TcpTransport {
         moved || said
     }
 
+    fn has_unsent(&self) -> bool {
+        let channel = |at: &u32| self.links[*at as usize].channel.as_ref();
+        self.active.iter().filter_map(channel).any(|c| c.has_output())
+    }
+
     fn prepare_sleep(&mut self) -> bool {
         if self.waker.take() || !self.done.is_empty() || !self.readable.is_empty() || !self.ended.is_empty() {
             return false;
