@@ -94,7 +94,7 @@ impl Communicator {
         };
         let since = match &begun {
             AtOnce::Over => {
-                self.owner.see_off(&mut core);
+                self.owner.see_off(&mut core, self.index);
                 return Ok(());
             }
             AtOnce::Begun(begun) => Some(begun.since),
@@ -158,7 +158,7 @@ impl Communicator {
             flush(&mut core);
             self.owner.nudge(&core);
         }
-        self.owner.see_off(&mut core);
+        self.owner.see_off(&mut core, self.index);
         result.map_err(|failure| {
             drop(self.owner.write_down(core));
             *failure

@@ -488,8 +488,9 @@ impl Core {
     /// Adds a communicator. Its index stays valid until [`Core::close`].
     pub(super) fn add_group(&mut self, mut group: Group) -> usize {
         group.numerics = self.options.numerics;
-        group.costs = group.costs_over(&*self.transport, &self.options);
-        group.here = group.costs_here(&*self.transport, &self.options);
+        group.shares_memory = group.shares_memory_over(&*self.transport);
+        group.costs = group.costs_by(&self.options);
+        group.here = group.costs_here(&self.options);
         group.numbers.history = cutting(&self.options, (&group.costs, group.here.as_ref()), self.caps.depth);
         self.retired.retain(|closed| closed.id != group.info.id);
         self.recorder.happens(Befell::Made, Some(group.info.id), None, "");

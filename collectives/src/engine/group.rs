@@ -147,6 +147,8 @@ pub(super) struct Group {
     /// How the members lie: the same on all of them, since all hold the same members.
     pub(super) arrangement: Arrangement,
     pub(super) numbers: Numbers,
+    /// Whether all its members share memory: what is sent there is with its receiver at once, and nothing is left to send (D6).
+    pub(super) shares_memory: bool,
     /// What its links cost.
     pub(super) costs: Costs,
     /// What they cost besides, where that decides among algorithms that give the same bits alone (schedule invariant I9): the
@@ -190,6 +192,7 @@ impl Group {
         Ok(Group {
             peers,
             arrangement: arrangement(&info.members),
+            shares_memory: false,
             costs: Costs::default(),
             here: None,
             wanted: None,
@@ -209,25 +212,26 @@ impl Group {
         })
     }
 
-    /// What its links cost over a transport. Two ranks get the same bits whichever the algorithm (I1 of the kernels), so that
+    /// Whether all its members share memory. To share memory is an equivalence ([`Transport::shares_memory`]): if all do with one, all do
+    /// with each other, and so all ranks say the same.
+    pub(super) fn shares_memory_over(&self, transport: &dyn Transport) -> bool {
+        let mut others = (0..).zip(&self.peers).filter(|(rank, _)| *rank != self.info.my_rank);
+        others.all(|(_, peer)| transport.shares_memory(*peer))
+    }
+
+    /// What its links cost. Two ranks get the same bits whichever the algorithm (I1 of the kernels), so that
     /// theirs may depend on the transport; that of more must not.
-    pub(super) fn costs_over(&self, transport: &dyn Transport, options: &EngineOptions) -> Costs {
-        match self.peers[..] {
-            [a, b] if options.costs == Costs::default() => {
-                let other = if self.info.my_rank == 0 { b } else { a };
-                if transport.shares_memory(other) { LinkCosts::SHARED_MEMORY.into() } else { options.costs }
-            }
+    pub(super) fn costs_by(&self, options: &EngineOptions) -> Costs {
+        match self.size() {
+            2 if self.shares_memory && options.costs == Costs::default() => LinkCosts::SHARED_MEMORY.into(),
             _ => options.costs,
         }
     }
 
-    /// What its links cost where all of more than two ranks share memory. To share memory is an equivalence ([`Transport::shares_memory`]):
-    /// if all do with one, all do with each other, and so all ranks say the same.
-    pub(super) fn costs_here(&self, transport: &dyn Transport, options: &EngineOptions) -> Option<LinkCosts> {
-        let mut others = (0..).zip(&self.peers).filter(|(rank, _)| *rank != self.info.my_rank);
+    /// What its links cost where all of more than two ranks share memory.
+    pub(super) fn costs_here(&self, options: &EngineOptions) -> Option<LinkCosts> {
         let some = (3..=MOST_SHARING).contains(&self.peers.len()) && options.costs == Costs::default();
-        let share = some && others.all(|(_, peer)| transport.shares_memory(*peer));
-        share.then_some(LinkCosts::SHARED_BY_SOME)
+        (some && self.shares_memory).then_some(LinkCosts::SHARED_BY_SOME)
     }
 
     pub(super) fn size(&self) -> u32 {

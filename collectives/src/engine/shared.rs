@@ -386,10 +386,10 @@ impl Owner {
         Ok(())
     }
 
-    /// D6: at the end of a call.
+    /// D6: at the end of a call of a group's.
     #[inline]
-    pub(super) fn see_off(&self, core: &mut Core) {
-        if core.transport.has_unsent() {
+    pub(super) fn see_off(&self, core: &mut Core, group: usize) {
+        if !core.group(group).shares_memory && core.transport.has_unsent() {
             self.leave_behind(core);
         }
     }
