@@ -50,6 +50,10 @@ Ranks find a service outside of them by RINGWAY_COORDINATOR=HOST:PORT and
 RINGWAY_COORDINATOR_BY=outside; several candidates (--store) by all their addresses, with
 commas between them. A service that keeps its state (--state, --store) may be killed and
 started again, or another candidate goes on: the ranks wait and notice nothing else."#)]
+#[command(
+    override_usage = "ringway serve --cluster <FILE|JSON> --job <JOB> --task <TASK> [OPTIONS]\n       \
+                            ringway serve --ranks <N> [OPTIONS]"
+)]
 pub(crate) struct Args {
     /// A JSON file, or the JSON itself
     #[arg(long, value_name = "FILE|JSON", required_unless_present = "ranks")]

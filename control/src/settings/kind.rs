@@ -68,7 +68,7 @@ impl Kind {
             Kind::AutoOrNumber { min, max } => format!("auto, or {}", number_range(*min, *max, unit)),
             Kind::Index { max } => format!("auto or -1, or {}", number_range(0, *max, unit)),
             Kind::Switch => "on or off".to_owned(),
-            Kind::OneOf(words) => words.join(", "),
+            Kind::OneOf(words) => format!("one of {}", words.join(", ")),
             Kind::SomeOf(words) => format!(
                 "auto, or a list out of {} separated by commas (best first), or ^ and a list to leave out",
                 words.join(", ")

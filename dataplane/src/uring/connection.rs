@@ -72,6 +72,8 @@ pub(super) struct Connection {
     pub(super) since: Instant,
     out: Outgoing,
     arriving: Arriving,
+    /// What a send at once met. A socket tells its error once, and is at its end from then on.
+    met: Option<rustix::io::Errno>,
 }
 
 fn stage() -> Box<[u8]> {
@@ -94,6 +96,7 @@ impl Connection {
                 streaming: false,
                 messages: 0,
             },
+            met: None,
         }
     }
 
@@ -231,6 +234,10 @@ impl Connection {
         let (fd, staged) = (self.socket.as_fd(), &out.stage[..out.end]);
         let sent = driver::attempt(&mut Io::Send { fd, head: staged, body: &[], region: None });
         out.blocked = sent == Err(rustix::io::Errno::AGAIN);
+        if let Err(e) = sent {
+            let passes = [rustix::io::Errno::AGAIN, rustix::io::Errno::INTR].contains(&e);
+            self.met = (!passes).then_some(e);
+        }
         out.left(sent.unwrap_or(0));
     }
 
@@ -391,11 +398,16 @@ impl Connection {
     }
 
     fn broken(&self, e: rustix::io::Errno) -> Cause {
+        let e = self.met.unwrap_or(e);
         let kind = CauseKind::Reset;
         Cause::new(kind, format!("{e} on the connection {} -> {}", self.local, self.remote))
     }
 
     fn ended(&self) -> Cause {
+        // A pipe that is broken is one whose peer ended the stream first.
+        if let Some(e) = self.met.filter(|e| *e != rustix::io::Errno::PIPE) {
+            return self.broken(e);
+        }
         let a = &self.arriving;
         let within = match &a.body {
             Some(body) => format!(", with {} bytes of a message still to come", body.left()),

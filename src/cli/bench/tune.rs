@@ -63,7 +63,7 @@ The costs of links hold for jobs of any number of ranks; the quickest algorithms
 With a file, the bits of results are those of the algorithms that it names.")]
 pub(crate) struct Args {
     /// Ranks to start on this host; under a launcher it joins that one's instead
-    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(2..=1024))]
     ranks: Option<u32>,
     /// Sizes in bytes; K, M and G mean powers of 1024
     #[arg(long, value_delimiter = ',', value_parser = sizes::parse, default_value = "8,1K,8K,64K,512K,4M,32M")]
@@ -86,6 +86,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failed> {
     }
     if launch.found_by == Launcher::Single {
         return launch_ranks(args.ranks.unwrap_or(super::DEFAULT_RANKS));
+    }
+    if launch.world_size < 2 {
+        let by = launch.found_by;
+        return Err(Failed::Flags(format!(
+            "one rank has no links to measure: have the launcher ({by}) start 2 or more"
+        )));
     }
     let comm = Communicator::join(&launch, &settings)?;
     let told = measure(&comm, args).and_then(|tuning| Ok(write(&comm, args, &tuning)?));

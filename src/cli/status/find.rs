@@ -20,8 +20,8 @@ const SEARCH_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) enum FindError {
     /// There is none.
     #[error(
-        "no job of this user runs here{named} (no status socket answers in {dir}): start it with RINGWAY_STATUS_SOCKET on, or \
-         give --coordinator HOST:PORT",
+        "no job of this user runs here{named} (no status socket answers in {dir}): one that was started with \
+         RINGWAY_STATUS_SOCKET=off, or that runs elsewhere, is found with --coordinator HOST:PORT",
         dir = dir.display()
     )]
     None {

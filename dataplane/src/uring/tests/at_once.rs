@@ -227,3 +227,26 @@ fn only_a_poll_ends_a_link() {
     b.poll(&mut of_b);
     assert!(matches!(of_b[..], [Event::Left { peer: Peer(0) }]), "{of_b:?}");
 }
+
+#[test]
+fn a_reset_that_a_send_at_once_met_is_told_as_one() {
+    for looks in [false, true] {
+        let (mut t, mut streams) = with_puppets(config(0, "127.0.0.1", DriverChoice::Epoll), 1);
+        rustix::net::sockopt::set_socket_linger(&streams[0], Some(Duration::ZERO)).unwrap();
+        streams.clear();
+        let (began, mut events) = (Instant::now(), Vec::new());
+        assert!(t.send_now(Peer(1), tag(3), &STAMP, &[1]), "nobody has looked at the socket since");
+        if looks {
+            while t.take_now(Peer(1), tag(3), (&STAMP, 1), LOOKS, &mut |_| {}) == Found::Nothing {
+                assert!(began.elapsed() < DEADLINE, "no end");
+            }
+        }
+        while events.is_empty() {
+            assert!(began.elapsed() < DEADLINE, "no end");
+            t.poll(&mut events);
+        }
+        let [Event::Lost { peer: Peer(1), cause }] = &events[..] else { panic!("{events:?}") };
+        assert_eq!(cause.kind, CauseKind::Reset, "{cause:?}");
+        assert!(cause.evidence.contains("reset by peer"), "{cause:?}");
+    }
+}
