@@ -3,13 +3,16 @@
 #[allow(dead_code)]
 mod harness;
 
-use harness::{communicator, ranks_over, within};
-use ringway_collectives::engine::{CollectiveError, EngineOptions};
+use harness::{communicator, members, ranks_over, within};
+use ringway_collectives::engine::{CallGroup, CollectiveError, Communicator, EngineOptions, GroupInfo};
 use ringway_collectives::reduce::ReduceOp;
 use ringway_collectives::schedule::{Algorithm, Collective};
+use ringway_dataplane::fabric::{Endpoint, Policy};
+use ringway_dataplane::shm;
 use ringway_dataplane::transport::{Address, Keyring, Peer, Transport};
 use ringway_dataplane::uring::{Bind, Config, DriverChoice, TcpTransport};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `n` transports on this host that know each other.
 fn transports(n: u32, driver: DriverChoice, eager_bytes: u32) -> Vec<TcpTransport> {
@@ -22,13 +25,17 @@ fn transports_of(n: u32, of: impl Fn(Config) -> Config) -> Vec<TcpTransport> {
         TcpTransport::new(of(Config::new(me, Keyring::of([3; 32]), 1, bind)))
     };
     let mut all: Vec<TcpTransport> = (0..n).map(|me| open(me).expect("a TCP transport")).collect();
+    introduce(&mut all);
+    all
+}
+
+fn introduce(all: &mut [impl Transport]) {
     let addresses: Vec<Address> = all.iter().map(Transport::address).collect();
     for (me, transport) in all.iter_mut().enumerate() {
         for (peer, address) in addresses.iter().enumerate().filter(|(peer, _)| *peer != me) {
             transport.connect(Peer(peer as u32), address).expect("an address of the same kind");
         }
     }
-    all
 }
 
 #[test]
@@ -105,6 +112,98 @@ fn what_a_call_that_is_over_left_goes_without_another_call() {
             received.wait();
         });
     }
+}
+
+/// `send` leaves rank 0 with most of 12 messages of 5000 bytes for the last rank, of which its socket takes few, and no thread that sends
+/// the rest. They come all the same.
+fn comes_whole<T: Transport + 'static>(
+    transports: Vec<T>,
+    what: &str,
+    send: impl Fn(&Communicator, &[Vec<u8>]) + Sync,
+) {
+    let messages: Vec<Vec<u8>> = (0..12).map(|i| vec![i; 5000]).collect();
+    let (sent, received) = (AtomicBool::new(false), Barrier::new(transports.len()));
+    ranks_over(transports, what, &EngineOptions::default(), |c| {
+        if c.rank() == 0 {
+            send(&c, &messages);
+            sent.store(true, Ordering::Release);
+        }
+        // Whoever is to be reached listens; the last rank no longer than until it is.
+        let is_reached =
+            || c.rank() + 1 == c.size() && c.route(0).is_some_and(|why| why.contains("accepted"));
+        while !sent.load(Ordering::Acquire) && !is_reached() {
+            c.progress().unwrap();
+            std::thread::yield_now();
+        }
+        if c.rank() + 1 == c.size() {
+            while !sent.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            for message in &messages {
+                let mut came = vec![0; message.len()];
+                c.recv(&mut came, 0, 0).unwrap();
+                assert_eq!(came, *message);
+            }
+        }
+        received.wait();
+    });
+}
+
+#[test]
+fn what_messages_left_that_a_handle_waited_for_goes_without_another_call() {
+    // D6: before there is a connection nothing goes at once.
+    for driver in [DriverChoice::Auto, DriverChoice::Epoll] {
+        let small = |config| Config { driver, socket_buffer_bytes: Some(8 << 10), ..config };
+        comes_whole(transports_of(2, small), "waited for", |c, messages| {
+            let start = |message: &Vec<u8>| {
+                let mut buffer = c.alloc::<u8>(message.len()).unwrap();
+                buffer.copy_from_slice(message);
+                c.send_start(buffer, 1, 0).unwrap()
+            };
+            let handles: Vec<_> = messages.iter().map(start).collect();
+            handles.into_iter().for_each(|handle| drop(handle.wait().unwrap()));
+        });
+    }
+}
+
+#[test]
+fn what_is_left_of_calls_made_together_goes_whichever_group_comes_first() {
+    // D6: ranks 0 and 1 share memory, and rank 2 is reached by TCP.
+    let small = |config| Config { socket_buffer_bytes: Some(8 << 10), ..config };
+    let shared =
+        |me: u32| shm::ShmTransport::new(shm::Config::new(me, Keyring::of([3; 32]), 80 + u64::from(me)));
+    let mut tcp = vec![];
+    for (me, transport) in (0..3).zip(transports_of(3, small)) {
+        let mut ways: Vec<(Box<dyn Transport>, Policy)> = vec![(Box::new(transport), Policy::Prefer)];
+        if me < 2 {
+            ways.insert(0, (Box::new(shared(me).expect("shared memory")), Policy::Prefer));
+        }
+        tcp.push(Endpoint::new(ways).expect("an endpoint"));
+    }
+    introduce(&mut tcp);
+    comes_whole(tcp, "made together", |c, messages| {
+        let near = c.with_group(GroupInfo { id: 2, my_rank: 0, members: members(2) }).unwrap();
+        let mut group = CallGroup::start();
+        group.send(&near, &[1u8], 1, 0);
+        messages.iter().for_each(|message| group.send(c, message, 2, 0));
+        group.end().unwrap();
+    });
+}
+
+#[test]
+fn an_abort_reaches_whom_no_message_has_reached() {
+    let hears = |give_up: &(dyn Fn(&Communicator) + Sync)| {
+        let heard = Barrier::new(3);
+        ranks_over(transports(3, DriverChoice::Auto, 0), "gave up", &EngineOptions::default(), |c| {
+            match c.rank() {
+                0 => give_up(&c),
+                _ => assert!(matches!(c.barrier(), Err(CollectiveError::Aborted { .. }))),
+            }
+            heard.wait();
+        });
+    };
+    hears(&|c| c.abort("no data"));
+    hears(&|c| assert!(c.broadcast(&mut [0u8], 7).is_err()));
 }
 
 #[test]

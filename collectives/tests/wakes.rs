@@ -9,11 +9,14 @@ use ringway_collectives::reduce::ReduceOp;
 use ringway_dataplane::memory::{Region, RegionId};
 use ringway_dataplane::transport::{
     Address, Caps, Cause, ConnectError, Copies, Event, Hub, Loopback, LoopbackConfig, Note, Op, OpId, Peer,
-    PostError, RegionKey, RegisterError, Transport, Waker,
+    PostError, RegionKey, RegisterError, Stamp, Tag, Transport, Waker,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
+
+/// What goes no further than this transport.
+const KEPT: &[u8] = b"kept";
 
 /// A loopback on which the progress thread alone sleeps, whom nothing rouses but the engine: all that comes is as if somebody
 /// else had taken it in before the sleeper could look.
@@ -21,6 +24,8 @@ struct Deaf {
     inner: Loopback,
     waker: Waker,
     asleep: bool,
+    /// Whether a message that is [`KEPT`] waits for a poll of the progress thread.
+    unsent: bool,
     /// Told when the progress thread goes to sleep, and when it polls again.
     sleeps: Sender<()>,
     polls: Sender<()>,
@@ -30,13 +35,33 @@ fn is_progress_thread() -> bool {
     std::thread::current().name() == Some("ringway-progress")
 }
 
+impl Deaf {
+    fn new(inner: Loopback, sleeps: Sender<()>, polls: Sender<()>) -> Deaf {
+        let waker = Waker::new().expect("a descriptor");
+        Deaf { inner, waker, asleep: false, unsent: false, sleeps, polls }
+    }
+}
+
 impl Transport for Deaf {
     fn poll(&mut self, out: &mut Vec<Event>) -> bool {
-        if is_progress_thread() && std::mem::take(&mut self.asleep) {
-            // The test may be over.
-            let _ = self.polls.send(());
+        if is_progress_thread() {
+            self.unsent = false;
+            if std::mem::take(&mut self.asleep) {
+                // The test may be over.
+                let _ = self.polls.send(());
+            }
         }
         self.inner.poll(out)
+    }
+
+    fn send_now(&mut self, _to: Peer, _tag: Tag, _stamp: &Stamp, bytes: &[u8]) -> bool {
+        let keeps = bytes == KEPT;
+        self.unsent |= keeps;
+        keeps
+    }
+
+    fn has_unsent(&self) -> bool {
+        self.unsent
     }
 
     fn prepare_sleep(&mut self) -> bool {
@@ -126,7 +151,7 @@ fn who_stops_driving_rouses_the_thread_that_slept_through_it() {
     let [(tell, told), (tell_again, told_again)] = [channel::<()>(), channel()];
     let mut transports = Hub::new(LoopbackConfig::default()).group(2).unwrap().into_iter();
     let (inner, other) = (transports.next().unwrap(), transports.next().unwrap());
-    let deaf = Deaf { inner, waker: Waker::new().unwrap(), asleep: false, sleeps, polls };
+    let deaf = Deaf::new(inner, sleeps, polls);
     // No inquiry rouses the thread instead.
     let options = EngineOptions { inquiry_ms: 1_000_000_000, ..EngineOptions::default() };
     let begun = Mutex::new(begun);
@@ -153,6 +178,35 @@ fn who_stops_driving_rouses_the_thread_that_slept_through_it() {
             polled.recv().expect("the thread drives again");
             tell_again.send(()).unwrap();
             assert_eq!(sum.wait().unwrap()[..], [1.0]);
+        });
+    });
+}
+
+/// D6
+#[test]
+fn who_leaves_something_behind_rouses_the_thread_that_slept_through_all_else() {
+    let [(sleeps, asleep), (polls, polled), (begin, begun)] = [channel(), channel(), channel::<()>()];
+    let mut transports = Hub::new(LoopbackConfig::default()).group(2).unwrap().into_iter();
+    let (inner, other) = (transports.next().unwrap(), transports.next().unwrap());
+    let deaf = Deaf::new(inner, sleeps, polls);
+    // No inquiry rouses the thread instead.
+    let options = EngineOptions { inquiry_ms: 1_000_000_000, ..EngineOptions::default() };
+    within("a thread that nobody rouses", || {
+        std::thread::scope(|scope| {
+            let plain = &options;
+            scope.spawn(move || {
+                let c = communicator(other, 1, 2, plain);
+                begun.recv().unwrap();
+                c.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();
+            });
+            let c = communicator(deaf, 0, 2, &options);
+            let sum = c.all_reduce_start(c.alloc::<f32>(1).unwrap(), ReduceOp::Sum).unwrap();
+            asleep.recv().unwrap();
+            begin.send(()).unwrap();
+            // The thread lies, and a caller ends all that there is to do.
+            assert_eq!(sum.wait().unwrap()[..], [1.0]);
+            c.send(KEPT, 1, 0).unwrap();
+            polled.recv().expect("the thread drives again");
         });
     });
 }

@@ -3,7 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::communicator::{Communicator, flush};
+use super::communicator::Communicator;
 use super::error::{CollectiveError, Who};
 use std::time::Instant;
 
@@ -21,8 +21,7 @@ impl Communicator {
     pub(crate) fn end_by(&self, error: CollectiveError) -> CollectiveError {
         let mut core = self.owner.lock();
         core.fail(self.index, error.clone(), None);
-        flush(&mut core);
-        self.owner.nudge(&core);
+        self.owner.tell(&mut core);
         let cause = core.check(self.index).err().unwrap_or(error);
         drop(self.owner.write_down(core));
         cause

@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::communicator::{Communicator, flush};
+use super::communicator::Communicator;
 use super::core::{CallRegions, Failure, MAX_CALLS};
 use super::error::{CollectiveError, InvalidCall};
 use super::plan::{Request, What};
@@ -154,11 +154,10 @@ impl Communicator {
 
     /// What a call returns. Of one that has failed, the news are on their way then, and written down.
     pub(super) fn answer(&self, mut core: Guard<'_>, result: std::result::Result<(), Failure>) -> Result<()> {
-        if result.is_err() {
-            flush(&mut core);
-            self.owner.nudge(&core);
+        match &result {
+            Ok(()) => self.owner.see_off(&mut core, self.index),
+            Err(_) => self.owner.tell(&mut core),
         }
-        self.owner.see_off(&mut core, self.index);
         result.map_err(|failure| {
             drop(self.owner.write_down(core));
             *failure

@@ -142,8 +142,7 @@ impl Communicator {
     pub fn abort(&self, message: impl Into<String>) {
         let mut core = self.owner.lock();
         core.abort(self.index, message.into());
-        flush(&mut core);
-        self.owner.nudge(&core);
+        self.owner.tell(&mut core);
     }
 
     /// Why the communicator is dead, if it is.
@@ -215,8 +214,7 @@ impl Communicator {
         }
         let error = CollectiveError::Invalid { rank: self.rank, call, why };
         core.refuse(self.index, request, &error);
-        flush(&mut core);
-        self.owner.nudge(&core);
+        self.owner.tell(&mut core);
         error
     }
 }

@@ -109,10 +109,16 @@ fn redeem<T: Element>(
     slot: u16,
     claim: Claim<T>,
 ) -> Result<Buffer<T>, CollectiveError> {
+    // D6, while its group is there.
+    let group = core.runs[usize::from(slot)].group;
+    owner.see_off(&mut core, group);
     let (region, result) = core.take_started(slot);
     match &result {
         Ok(()) => drop(core),
-        Err(_) => drop(owner.write_down(core)),
+        Err(_) => {
+            owner.tell(&mut core);
+            drop(owner.write_down(core));
+        }
     }
     let buffer = region.and_then(|r| claim.redeem(r));
     result.map_err(|failure| *failure)?;

@@ -12,8 +12,8 @@
 //!   [`Reduction`](super::Reduction).
 //! - **D5** By [`Progress::Caller`] no thread is made, and no call that only looks waits: it polls while something moves, some turns
 //!   at most, and only where nobody else drives.
-//! - **D6** What a call that is over has left with the transport, since a peer had no room, goes without another call: by the
-//!   background thread, or by [`Progress::Caller`] when a caller next looks.
+//! - **D6** What a call that is over, or an abort, has left with the transport, since a peer had no room or is only being connected, goes
+//!   without another call: by the background thread, or by [`Progress::Caller`] when a caller next looks.
 
 #![forbid(unsafe_code)]
 
@@ -406,7 +406,18 @@ impl Owner {
             return;
         }
         core.unsent = true;
-        self.changed.notify_all();
+        // It may lie as it did before a caller took over and left (D3).
+        self.nudge(core);
+    }
+
+    /// What an abort, or a call that was refused or has failed, has to tell the others is on its way then, by whatever group they know
+    /// each other; or it is left behind (D6).
+    pub(super) fn tell(&self, core: &mut Guard<'_>) {
+        flush(core);
+        self.nudge(core);
+        if core.transport.has_unsent() {
+            self.leave_behind(core);
+        }
     }
 }
 

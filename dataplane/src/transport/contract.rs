@@ -240,8 +240,8 @@ pub trait Transport: Send {
     /// that the caller's spinning knows idleness from slow progress.
     fn poll(&mut self, out: &mut Vec<Event>) -> bool;
 
-    /// Whether something that is to go to a peer waits here for room, and goes only by polling: of a send that is over, or of what
-    /// tells the peer how to go on.
+    /// Whether something that is to go to a peer waits here for room, or for a connection, and goes only by polling: of a send that is
+    /// over, a note, or what tells the peer how to go on.
     fn has_unsent(&self) -> bool {
         false
     }

@@ -562,7 +562,9 @@ impl Transport for TcpTransport {
 
     fn has_unsent(&self) -> bool {
         let channel = |at: &u32| self.links[*at as usize].channel.as_ref();
+        // Notes are over before there is a connection, sends are not.
         self.active.iter().filter_map(channel).any(|c| c.has_output())
+            || self.dialling.iter().filter_map(channel).any(|c| !c.notes.is_empty())
     }
 
     fn prepare_sleep(&mut self) -> bool {
