@@ -31,7 +31,7 @@ fn transports(n: u32, shape: impl Fn(Config) -> Config) -> Vec<ShmTransport> {
 fn checked_rounds(c: &Communicator, rounds: usize) {
     let n = c.size();
     for round in 0..rounds {
-        for len in [0usize, 1, 2, 511, 4097, 8192] {
+        for len in [0usize, 1, 2, 511, 4097, 8192, 32_768, 60_001] {
             let mine = |i: usize| (i * 3 + round) as i32 + c.rank() as i32;
             let total = |i: usize| (i * 3 + round) as i32 * n as i32 + (0..n as i32).sum::<i32>();
             let mut x: Vec<i32> = (0..len).map(mine).collect();
@@ -71,6 +71,9 @@ fn small_calls_are_right_whoever_is_late() {
                     c.all_reduce(&mut x, ReduceOp::Max).unwrap();
                 }
                 assert_eq!(x, [n - 1, round]);
+                let mut long = vec![c.rank() + round; if round % 2 == 0 { 32_767 } else { 64_000 }];
+                c.all_reduce(&mut long, ReduceOp::Max).unwrap();
+                assert!(long.iter().all(|x| *x == n - 1 + round), "round {round}");
             }
             checked_rounds(&c, 2);
         });
@@ -361,18 +364,21 @@ fn large_calls_are_right_from_every_kind_of_memory() {
 
 #[test]
 fn mismatches_of_small_calls_show_both_sides() {
-    let ends = ranks_over(transports(2, |config| config), "mismatch", &EngineOptions::default(), |c| {
-        checked_rounds(&c, 3);
-        let mut x = vec![1.0f32; if c.rank() == 1 { 20 } else { 10 }];
-        // Plans of both are kept, so that the calls are made at once.
-        for len in [10, 20] {
-            c.all_reduce(&mut vec![1.0f32; len], ReduceOp::Sum).unwrap();
+    // Of one slice and of several (A6), and of unequally many.
+    for lengths in [[10, 20], [40_000, 40_001], [16_000, 60_000], [60_000, 10]] {
+        let ends = ranks_over(transports(2, |config| config), "mismatch", &EngineOptions::default(), |c| {
+            checked_rounds(&c, 3);
+            let mut x = vec![1.0f32; lengths[c.rank() as usize]];
+            // Plans of both are kept, so that the calls are made at once.
+            for len in lengths {
+                c.all_reduce(&mut vec![1.0f32; len], ReduceOp::Sum).unwrap();
+            }
+            c.all_reduce(&mut x, ReduceOp::Sum).and_then(|()| c.barrier())
+        });
+        for end in ends {
+            let text = end.unwrap_err().to_string();
+            assert!(lengths.iter().all(|len| text.contains(&format!("f32 x {len}"))), "{text}");
         }
-        c.all_reduce(&mut x, ReduceOp::Sum).and_then(|()| c.barrier())
-    });
-    for end in ends {
-        let text = end.unwrap_err().to_string();
-        assert!(text.contains("f32 x 10") && text.contains("f32 x 20"), "{text}");
     }
 }
 

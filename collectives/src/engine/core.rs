@@ -270,7 +270,7 @@ impl Core {
         let started = matches!(entry, Entry::New { started: true });
         (run.record, run.begun) = match entry {
             Entry::New { .. } => (self.recorder.begin(g.info.id, call, bytes), None),
-            Entry::Begun(begun) => (begun.record, Some(begun.stand)),
+            Entry::Begun(begun) => (begun.record, Some(begun.stands)),
         };
         (run.call, run.plan, run.request) = (call, plan, request.clone());
         // Moving a region that is not there costs as much as moving one.

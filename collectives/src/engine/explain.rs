@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::communicator::Communicator;
-use super::plan::{costs_for, here_for};
+use super::plan::{at_once_sliced, costs_for, here_for};
 use crate::schedule::{
     Basis, Choice, Collective, Priced, Wanted, Why, choose, choose_alike, estimate_in_memory,
     estimate_over_hosts, prices,
@@ -43,6 +43,8 @@ impl Communicator {
             Some(here) => estimate_in_memory(collective, algorithm, group.arrangement.ranks(), bytes, here),
             None => estimate_over_hosts(collective, algorithm, &group.arrangement, bytes, costs),
         });
+        let of_pair = group.shares_memory && group.size() == 2 && collective == Collective::AllReduce;
+        let choice = if of_pair { at_once_sliced(choice, bytes) } else { choice };
         Explained { hosts: group.arrangement.hosts(), choice, prices: prices.collect() }
     }
 

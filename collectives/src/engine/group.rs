@@ -272,7 +272,8 @@ impl Group {
             return Ok(Arc::clone(plan));
         }
         let (costs, here, numerics) = (&self.costs, self.here.as_ref(), self.numerics);
-        let among = Among { group: &self.arrangement, costs, here, numerics };
+        let among =
+            Among { group: &self.arrangement, costs, here, numerics, shares_memory: self.shares_memory };
         let plan = match self.wanted {
             None => Plan::new(request, self.info.my_rank, among, options, caps)?,
             Some(wanted) => {

@@ -23,7 +23,7 @@ use super::hazard::{Ready, WINDOW, Window};
 use super::layout::PLACES;
 use super::plan::{Plan, Program, Request};
 use super::recorder::{Befell, Recorder};
-use super::straight::Stand;
+use super::straight::{Stand, Stands};
 use super::traffic::Traffic;
 use crate::reduce::Kernels;
 use crate::schedule::{Rank, Schedule, Span, Step};
@@ -170,8 +170,8 @@ pub(super) struct Run {
     pub(super) refusal: Refusal,
     /// Transport depth that the run holds while it is active.
     pub(super) depth_taken: u32,
-    /// Where the one slice of a call goes on that was begun at once: the copies before it are made too.
-    pub(super) begun: Option<Stand>,
+    /// Where the slices of a call go on that was begun at once: the copies before those that were begun are made too.
+    pub(super) begun: Option<Stands>,
     width: Width,
     /// Sends and receives that the transport holds.
     sending: u32,
@@ -235,9 +235,13 @@ impl Run {
         if self.lanes.len() < lanes {
             self.lanes.resize_with(lanes, Lane::default);
         }
-        self.unfinished = self.plan.layout.slices;
+        let over = self.begun.map_or(0, |begun| begun.over);
+        self.unfinished = self.plan.layout.slices - over;
         (self.dirty, self.looking) = (0, 0);
-        (0..lanes).try_for_each(|lane| self.take_slice(lane, lane as u32))
+        // R2
+        (0..lanes as u32)
+            .map(|i| over + i)
+            .try_for_each(|slice| self.take_slice(slice as usize % lanes, slice))
     }
 
     /// Lanes that run.
@@ -259,10 +263,11 @@ impl Run {
         }
         l.slice = slice;
         l.free = (1u32 << self.plan.slots) - 1;
-        let begun = self.begun.unwrap_or_default();
-        let gather = self.plan.layout.gather.as_ref().filter(|_| !begun.gathered);
-        l.window.restart(begun.step, gather.map(|gather| gather.steps));
-        if let Some(Stand { step, ahead, .. }) = self.begun.filter(|begun| begun.ahead != 0) {
+        let stand = self.begun.and_then(|begun| begun.of(slice));
+        let Stand { step, gathered, .. } = stand.unwrap_or_default();
+        let gather = self.plan.layout.gather.as_ref().filter(|_| !gathered);
+        l.window.restart(step, gather.map(|gather| gather.steps));
+        if let Some(Stand { step, ahead, .. }) = stand.filter(|stand| stand.ahead != 0) {
             l.window.slide(&self.plan.program, self.rank);
             let places = (0..WINDOW as u32).filter(|behind| ahead & 1 << behind != 0);
             for place in places.map(|behind| Window::place(step + behind)) {
@@ -272,7 +277,7 @@ impl Run {
         }
         self.dirty |= 1 << lane;
         match self.plan.layout.before {
-            Some(copy) if self.begun.is_none() => self.copy(copy, slice, lane),
+            Some(copy) if stand.is_none() => self.copy(copy, slice, lane),
             _ => Ok(()),
         }
     }
@@ -466,7 +471,7 @@ impl Run {
         let op = match step {
             Step::Send { .. } => {
                 let region = self.regions[spot.place].as_mut().ok_or_else(missing)?;
-                if !region.is_on_device() {
+                if !region.is_on_device() && spot.bytes.len() as u64 <= self.plan.at_once_bytes {
                     let bytes = region.bytes(spot.bytes.clone()).map_err(lent)?;
                     if io.transport.send_now(peer, tag, &stamp, bytes) {
                         io.exchanged(peer, true, bytes.len() as u64);

@@ -14,8 +14,13 @@
 //!   though the message that it would take is there.
 //! - **A5** Before a call waits for a message, it sends all that it could send after it: nobody waits for what somebody else
 //!   has not sent yet. Sends keep their order.
+//! - **A6** A call of several slices goes in rounds, each slice one round behind the one before, so that what a slice waits for was
+//!   sent a round ago. In a round the newest slice is first, which sends before older ones wait. Slices end in their order, at
+//!   most [`MOST_BEGUN`] are begun and not over, and messages of a tag have the order that runs give them (R2).
 
 #![forbid(unsafe_code)]
+
+mod rounds;
 
 use super::blocking::Memory;
 use super::core::{
@@ -32,6 +37,7 @@ use super::run::Io;
 use crate::schedule::{Rank, Schedule, Span, Step};
 use ringway_dataplane::fabric::{Patience, Spin};
 use ringway_dataplane::transport::{Found, Peer, Stamp, Tag, Transport};
+pub(super) use rounds::{MOST_BEGUN, Stands};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -45,7 +51,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Begun {
     pub(super) call: Call,
     pub(super) record: u64,
-    pub(super) stand: Stand,
+    pub(super) stands: Stands,
     pub(super) since: Instant,
 }
 
@@ -193,8 +199,13 @@ struct Straight<'a, 'm> {
     plan: &'a Plan,
     request: &'a Request,
     rank: Rank,
+    /// Of the call's first slice, and the call's.
+    first_tag: Tag,
+    call_stamp: Stamp,
+    /// The slice that is being moved on, with its tag and stamp.
+    slice: u32,
     tag: Tag,
-    stamp: &'a Stamp,
+    stamp: Stamp,
     places: Places<'a, 'm>,
     glance: Glance<'a>,
     patience: &'a mut Patience,
@@ -203,14 +214,23 @@ struct Straight<'a, 'm> {
 impl Straight<'_, '_> {
     /// Where the bytes of a step are; an empty chunk need not be in its buffer.
     fn spot(&self, step: Step) -> Spot {
-        let spot = self.plan.layout.locate(step.span(), 0, 0);
+        let spot = self.plan.layout.locate(step.span(), self.slice, 0);
         if spot.bytes.is_empty() { Spot { bytes: 0..0, ..spot } } else { spot }
+    }
+
+    /// Goes over to a slice (R2).
+    fn turn_to(&mut self, slice: u32) {
+        self.slice = slice;
+        self.tag.lane = self.first_tag.lane + slice % self.plan.lanes;
+        if self.call_stamp != Stamp::default() {
+            self.stamp = slice_stamp(&self.call_stamp, slice);
+        }
     }
 
     fn send(&mut self, step: Step) -> bool {
         let bytes = self.places.read(self.spot(step));
         let peer = self.io.peers[step.peer() as usize];
-        let sent = self.io.transport.send_now(peer, self.tag, self.stamp, bytes);
+        let sent = self.io.transport.send_now(peer, self.tag, &self.stamp, bytes);
         if sent {
             let len = bytes.len() as u64;
             self.io.exchanged(peer, true, len);
@@ -219,6 +239,7 @@ impl Straight<'_, '_> {
     }
 
     /// Waits for the message of a step, and combines or keeps it.
+    #[inline]
     fn receive(&mut self, step: Step) -> bool {
         let spot = self.spot(step);
         let Straight { io, tag, stamp, places, request, glance, patience, .. } = self;
@@ -236,7 +257,7 @@ impl Straight<'_, '_> {
             }
             _ => into.copy_from_slice(bytes),
         };
-        let found = glance.takes(patience, io.transport, peer, *tag, (*stamp, len), &mut take);
+        let found = glance.takes(patience, io.transport, peer, *tag, (stamp, len), &mut take);
         if found {
             io.exchanged(peer, false, len as u64);
         }
@@ -273,14 +294,17 @@ impl Straight<'_, '_> {
         }
     }
 
-    /// Makes the steps from `stand` on. Returns where it could not go on, if there is such a place.
+    /// Makes the steps of the one slice from `stand` on, to its end. Returns where it could not go on, if there is such a place.
     fn go(&mut self, mut stand: Stand) -> Option<Stand> {
         loop {
             if !stand.gathered && self.plan.layout.gather.as_ref().is_some_and(|g| g.steps == stand.step) {
                 self.gather();
                 stand.gathered = true;
             }
-            let step = self.plan.program.step(self.rank, stand.step)?;
+            let Some(step) = self.plan.program.step(self.rank, stand.step) else {
+                self.finish();
+                return None;
+            };
             if !step.is_send() {
                 self.send_ahead(&mut stand);
             }
@@ -332,13 +356,13 @@ impl Straight<'_, '_> {
         }
     }
 
-    /// What is left to do after the last step.
+    /// What is left to do after a slice's last step.
     fn finish(&mut self) {
         let layout = &self.plan.layout;
         if let (Some((area, span)), Some(op), Some(dtype)) =
             (layout.total, self.request.op, self.request.dtype)
         {
-            let spot = layout.in_area(&area, span, 0, 0);
+            let spot = layout.in_area(&area, span, self.slice, 0);
             if !spot.bytes.is_empty() {
                 let ranks = self.plan.averaged;
                 let finished = self.io.kernels.finish(op, dtype, self.places.write(spot), ranks);
@@ -384,7 +408,7 @@ impl Core {
         };
         let (rank, seq) = (g.info.my_rank, g.numbers.seq);
         let call = Call { seq, history: g.numbers.history, ..call_of(request, &plan) };
-        let stamp = if options.check { slice_stamp(&call.stamp(), 0) } else { Stamp::default() };
+        let call_stamp = if options.check { call.stamp() } else { Stamp::default() };
         let tag = Tag { group: g.info.id, lane: collective_lane(seq) };
         let io = Io { transport: &mut **transport, peers: &g.peers, kernels: *kernels, traffic, recorder };
         if work.len() < plan.work_bytes {
@@ -392,16 +416,32 @@ impl Core {
         }
         let places = Places { input, output, work };
         let patience = waits_at_once;
-        let mut way =
-            Straight { io, plan: &plan, request, rank, tag, stamp: &stamp, places, glance, patience };
+        let stamp = if options.check { slice_stamp(&call_stamp, 0) } else { call_stamp };
+        let mut way = Straight {
+            io,
+            plan: &plan,
+            request,
+            rank,
+            first_tag: tag,
+            call_stamp,
+            slice: 0,
+            tag,
+            stamp,
+            places,
+            glance,
+            patience,
+        };
         let Some(stand) = way.begin() else { return AtOnce::NotBegun };
         let bytes = request.count as u64 * plan.layout.caller_bytes as u64;
         let record = way.io.recorder.begin_at(now, tag.group, call, bytes);
         g.numbers.take(call, None);
-        match way.go(stand) {
-            Some(stand) => AtOnce::Begun(Begun { call, record, stand, since: now }),
+        let stuck = match plan.layout.slices {
+            1 => way.go(stand).map(Stands::one),
+            _ => way.go_in_rounds(stand),
+        };
+        match stuck {
+            Some(stands) => AtOnce::Begun(Begun { call, record, stands, since: now }),
             None => {
-                way.finish();
                 way.io.recorder.end(record, Ending::Done);
                 g.last.set(&plan);
                 AtOnce::Over

@@ -252,10 +252,10 @@ impl Connection {
         true
     }
 
-    /// Whether a small message can go at once.
-    pub(super) fn sends_now(&mut self) -> bool {
+    /// Whether a message of this length can go at once.
+    pub(super) fn sends_now(&mut self, bytes: usize) -> bool {
         // A queue that is not as it should be is found by the next poll.
-        self.out.has_room(self.largest) == Ok(true)
+        self.out.has_room(bytes) == Ok(true)
     }
 
     /// Sends a small message, for which there is room.
@@ -384,7 +384,7 @@ impl Connection {
 
     /// Says goodbye. `false`: there is no room now.
     pub(super) fn say_goodbye(&mut self) -> bool {
-        let room = self.sends_now();
+        let room = self.sends_now(0);
         if room {
             self.out.push(&wire::encode(&Frame::bare(Kind::Bye)).0, &[]);
             self.ring();

@@ -56,7 +56,7 @@ use crate::transport::Keyring;
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 46;
 /// Largest depth that a configuration may ask for.
 pub const MAX_DEPTH: u32 = 1 << 13;
-/// Largest eager message: some of them fit a queue.
+/// Largest eager message, and largest that goes at once: some of them fit a queue.
 pub const MAX_EAGER_BYTES: usize = 64 << 10;
 /// Connections that belong to no peer yet; the oldest goes first.
 pub const MAX_STRANGERS: usize = 256;
@@ -77,7 +77,8 @@ pub struct Config {
     pub keys: Keyring,
     /// This process's incarnation.
     pub incarnation: u64,
-    /// Messages up to this many bytes may go before their receive is posted, up to [`MAX_EAGER_BYTES`]. 0: none.
+    /// Messages that are posted may go before their receive is, up to so many bytes, at most [`MAX_EAGER_BYTES`]; what is sent at
+    /// once (`Transport::send_now`) up to that. 0: none.
     pub eager_bytes: u32,
     /// Bytes of such messages that are kept for each peer.
     pub eager_window_bytes: u32,

@@ -5,7 +5,7 @@ use super::device::{Connected, Published, Shown, dial};
 use super::handshake::{Heard, fds, hear, say};
 use super::segment::{Inlet, Outlet, Segment};
 use super::wire::{self, Greeting, Identity, Offer, Refusal};
-use super::{Config, ShmTransport};
+use super::{Config, MAX_EAGER_BYTES, ShmTransport};
 use crate::memory::{Pool, Region, SharedBytes, UniqueBytes, with_borrowed};
 use crate::transport::authentication::{Key, Nonce, Proof};
 use crate::transport::complaints::counted::Warnings;
@@ -129,6 +129,36 @@ fn a_small_message_is_taken_out_of_the_queue_where_it_is_next() {
     }
     assert_eq!((got.len(), got[0].as_slice(), got[1].as_slice()), (2002, &[5; 100][..], &[5; 100][..]));
     assert!(got[2..].iter().enumerate().all(|(round, bytes)| *bytes == [round as u8; 1000]));
+}
+
+#[test]
+fn what_is_sent_at_once_may_be_longer_than_what_is_posted() {
+    let [mut a, mut b] = pair(config);
+    let (stamp, long) = (Stamp([1; 24]), vec![5; MAX_EAGER_BYTES]);
+    a.note(Peer(1), &Note::new(b"dial").unwrap()).unwrap();
+    assert!(matches!(events(&mut [&mut a, &mut b], 1)[..], [(1, Event::Note { .. })]));
+    assert!(long.len() as u64 > a.caps().eager_bytes);
+    for round in 0..20 {
+        // As many as the queue holds; the rest is for a post.
+        let mut sent = 0;
+        while a.send_now(Peer(1), TAG, &stamp, &long) {
+            sent += 1;
+        }
+        assert!((2..=4).contains(&sent), "{sent}");
+        if round % 2 == 0 {
+            b.poll(&mut Vec::new());
+        }
+        for _ in 0..sent {
+            let mut got = 0;
+            let found = b.take_now(Peer(0), TAG, (&stamp, long.len()), 3, &mut |bytes| got += bytes.len());
+            assert_eq!((found, got), (Found::Message, long.len()), "round {round}");
+        }
+    }
+    assert!(!a.send_now(Peer(1), TAG, &stamp, &vec![5; MAX_EAGER_BYTES + 1]));
+    let [mut a, mut b] = pair(|me| Config { eager_bytes: 0, ..config(me) });
+    a.note(Peer(1), &Note::new(b"dial").unwrap()).unwrap();
+    assert!(matches!(events(&mut [&mut a, &mut b], 1)[..], [(1, Event::Note { .. })]));
+    assert!(!a.send_now(Peer(1), TAG, &stamp, &long) && !a.send_now(Peer(1), TAG, &stamp, &[5]));
 }
 
 #[test]

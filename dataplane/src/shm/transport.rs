@@ -55,7 +55,8 @@ pub(super) struct Maker {
 
 impl Maker {
     pub(super) fn make(&self, peer: Peer) -> Box<Channel> {
-        let matcher = Matcher::new(peer, self.depth, self.window_bytes).pulling();
+        let matcher =
+            Matcher::new(peer, self.depth, self.window_bytes).pulling().at_once(MAX_EAGER_BYTES as u64);
         Box::new(Channel {
             matcher,
             notes: VecDeque::new(),
@@ -317,7 +318,7 @@ impl ShmTransport {
         let Channel { matcher, notes, way: Way::Up(connection), at_once_bytes, .. } = channel else {
             return false;
         };
-        if bytes.len() > MAX_EAGER_BYTES || !notes.is_empty() || !connection.sends_now() {
+        if bytes.len() > MAX_EAGER_BYTES || !notes.is_empty() || !connection.sends_now(bytes.len()) {
             return false;
         }
         let Some(head) = matcher.eager_now(tag, stamp, bytes.len() as u64) else { return false };
@@ -444,6 +445,7 @@ impl Transport for ShmTransport {
             self.open_channel(at);
         }
         if let Op::Send { tag, stamp, bytes, .. } = &op
+            && bytes.len() <= self.config.eager_bytes as usize
             && self.send_small(at, *tag, stamp, bytes.bytes())
         {
             let lease = op.into_lease();

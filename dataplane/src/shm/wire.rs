@@ -19,7 +19,7 @@ pub const GREETING_BYTES: usize = 128;
 /// Length of an encoded [`Place`].
 pub const PLACE_BYTES: usize = 8 + 4 * MAX_RAILS;
 /// Version of greeting and records. Both sides must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// What every greeting begins with.
 pub const MAGIC: [u8; 4] = *b"RWSM";
 

@@ -187,7 +187,8 @@ pub trait Transport: Send {
 
     /// Sends a small message where it can go at once, ahead of nothing that was posted before it. `true`: its bytes have
     /// been copied, it took its place on the tag (T2), and nothing more is heard of it. `false`: nothing happened; post it.
-    /// Costs less than a post, its lease and its completion, where a transport has it at all.
+    /// Costs less than a post, its lease and its completion, where a transport has it at all. It may take messages beyond
+    /// `eager_bytes`, which are copied once more than if they were posted.
     fn send_now(&mut self, to: Peer, tag: Tag, stamp: &Stamp, bytes: &[u8]) -> bool {
         let _ = (to, tag, stamp, bytes);
         false

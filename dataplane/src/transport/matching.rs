@@ -304,6 +304,8 @@ pub struct Matcher {
     one_sided: bool,
     /// Whether receivers read payload out of the senders' memory.
     pulling: bool,
+    /// What may go at once ([`Matcher::at_once`]).
+    at_once_bytes: u64,
     moved: Moved,
 }
 
@@ -352,6 +354,7 @@ impl Matcher {
             withdrawing: 0,
             one_sided: false,
             pulling: false,
+            at_once_bytes: 0,
             moved: Moved::default(),
         }
     }

@@ -27,7 +27,8 @@ pub(super) const ROWS: &[Setting] = &[
         Kind::AutoOrNumber { min: 0, max: 1 << 30 },
         Some("auto"),
         "bytes",
-        "Messages up to this size are sent before the receiver has posted its buffer; 0 sends none so.",
+        "Messages up to this size are sent before the receiver has posted its buffer; 0 sends none so. Those of all-reduces of \
+         two ranks in shared memory may have 64 KiB, unless it is 0.",
     ),
     row(
         "RINGWAY_SLICE_BYTES",

@@ -137,7 +137,7 @@ impl Matcher {
         let Some(agreed) = self.agreed else { return false };
         let cost = units(head.length);
         let given_back = u32::from(head.credit);
-        let lawful = self.eager(head.length)
+        let lawful = self.eager_at_most(head.length)
             && self.outstanding.saturating_add(cost) <= agreed.our_window
             && given_back <= agreed.their_window - self.credit.min(agreed.their_window);
         if !lawful || payload.len() as u64 != head.length || retired.has(head.tag) {
@@ -171,7 +171,7 @@ impl Matcher {
         let Some(agreed) = self.agreed else { return false };
         let cost = units(head.length);
         let given_back = u32::from(head.credit);
-        let lawful = self.eager(head.length)
+        let lawful = self.eager_at_most(head.length)
             && self.outstanding.saturating_add(cost) <= agreed.our_window
             && given_back <= agreed.their_window - self.credit.min(agreed.their_window);
         let wanted = head.tag == tag && head.length == length as u64 && *head.stamp == stamp.0;
@@ -299,7 +299,7 @@ impl Matcher {
         let (key, bytes, window) =
             ((frame.tag, frame.seq), frame.length, self.agreed.map_or(0, |a| a.our_window));
         let cost = units(bytes);
-        if !self.eager(bytes) || self.outstanding.saturating_add(cost) > window {
+        if !self.eager_at_most(bytes) || self.outstanding.saturating_add(cost) > window {
             return Err(Violation::Window { bytes });
         }
         self.outstanding += cost;

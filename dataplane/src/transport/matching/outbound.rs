@@ -107,13 +107,25 @@ impl Matcher {
         }
     }
 
+    /// For a transport on both of whose sides messages of up to so many bytes may go at once ([`Self::eager_now`]), where any go
+    /// eagerly: also such as would wait for their receiver if they were posted.
+    #[must_use]
+    pub fn at_once(self, at_once_bytes: u64) -> Matcher {
+        Matcher { at_once_bytes, ..self }
+    }
+
+    /// Whether any message of this length goes eagerly: one that is posted ([`Self::eager`]) or one that goes at once.
+    pub(super) fn eager_at_most(&self, length: u64) -> bool {
+        self.agreed.is_some_and(|a| a.eager_bytes > 0 && length <= a.eager_bytes.max(self.at_once_bytes))
+    }
+
     /// The header of a message that can go at once: eagerly, and before nothing that waits to be sent. Its payload must
     /// follow, and the operation is over, without ever having been posted. `None`: post it.
     #[inline]
     pub fn eager_now<'a>(&mut self, tag: Tag, stamp: &'a Stamp, length: u64) -> Option<Whole<'a>> {
         let cost = units(length);
         // With a word from the receiver already, it may not go eagerly.
-        if !self.eager(length) || self.credit < cost || !self.out.is_empty() || !self.cts.is_empty() {
+        if !self.eager_at_most(length) || self.credit < cost || !self.out.is_empty() || !self.cts.is_empty() {
             return None;
         }
         self.credit -= cost;

@@ -3,7 +3,7 @@
 mod one_sided;
 
 use super::header::Whole;
-use super::{Agreed, Body, FRAME_BYTES, Frame, Kind, Matcher, Place, Retired, SlotId, Violation};
+use super::{Agreed, Body, FRAME_BYTES, Frame, Kind, Matcher, Parked, Place, Retired, SlotId, Violation};
 use crate::memory::{DeviceMemory, Lease, Pool, Region};
 use crate::transport::seed::Seeded;
 use crate::transport::{Cause, CauseKind, Event, Op, OpError, OpId, Peer, Stamp, Tag};
@@ -588,6 +588,32 @@ fn the_straight_way_takes_what_waits_and_touches_nothing_else() {
     let posted = side.posted.values().next().unwrap();
     assert_eq!((&posted.result, &posted.bytes[..]), (&Some(Ok(())), &b"abc"[..]));
     assert!(!side.matcher.take_whole(&good, b"abc", &none, &mut side.events), "once");
+}
+
+#[test]
+fn what_goes_at_once_may_be_longer_than_what_goes_eagerly_if_posted() {
+    let (tag, stamp, retired, mut events) =
+        (Tag { group: 1, lane: 2 }, stamp(3), Retired::default(), Vec::new());
+    let new = |eager_bytes, at_once_bytes| {
+        let mut matcher = Matcher::new(Peer(1), 4, 4096).at_once(at_once_bytes);
+        matcher.open(Agreed { eager_bytes, their_window: 40, our_window: 40 }, &mut Vec::new());
+        matcher
+    };
+    let [mut from, mut to, mut other] = [1000, 1000, 0].map(|at_once_bytes| new(64, at_once_bytes));
+    assert!(from.eager_now(tag, &stamp, 1001).is_none() && new(0, 1000).eager_now(tag, &stamp, 1).is_none());
+    let head = from.eager_now(tag, &stamp, 1000).unwrap();
+    let expected = (tag.to_u64(), &stamp, 1000);
+    assert!(!other.take_unposted(&head, expected) && to.take_unposted(&head, expected));
+    // One that is parked is no worse, and one that is posted waits for its receiver.
+    let (seq, length) = (1, 1000);
+    let frame = Frame { stamp, length, seq, tag: tag.to_u64(), ..Frame::bare(Kind::Eager) };
+    to.deliver(&frame, &[7; 1000], &retired, &mut events).unwrap();
+    assert_eq!(to.take_parked(expected, &mut |bytes| assert_eq!(bytes, [7; 1000])), Parked::Taken);
+    let refused = other.deliver(&frame, &[7; 1000], &retired, &mut events);
+    assert_eq!(refused, Err(Violation::Window { bytes: 1000 }));
+    let bytes = Pool::default().region(1000).unwrap().lend_read(0..1000).unwrap();
+    from.post(OpId(1), Op::Send { to: Peer(1), tag, stamp, bytes }, &mut events).unwrap();
+    assert_eq!(from.next_frame(|_, _| 4096).map(|(frame, _)| frame.kind), Some(Kind::Rts));
 }
 
 #[test]
