@@ -531,6 +531,11 @@ impl Transport for RdmaTransport {
         moved || said
     }
 
+    fn has_unsent(&self) -> bool {
+        let channel = |at: &u32| self.links[*at as usize].channel.as_ref();
+        self.meetings.iter().filter_map(channel).any(|c| !c.notes.is_empty())
+    }
+
     fn prepare_sleep(&mut self) -> bool {
         if self.watch.waker.take() || !self.done.is_empty() {
             return false;

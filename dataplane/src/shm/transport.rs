@@ -565,6 +565,11 @@ impl Transport for ShmTransport {
         moved || said
     }
 
+    fn has_unsent(&self) -> bool {
+        let channel = |at: &u32| self.links[*at as usize].channel.as_ref();
+        self.dialling.iter().filter_map(channel).any(|c| !c.notes.is_empty())
+    }
+
     fn prepare_sleep(&mut self) -> bool {
         if self.waker.take() || !self.done.is_empty() || self.must_look {
             return false;

@@ -236,6 +236,7 @@ macro_rules! transport_conformance {
             loss: leaving_flushes_what_is_queued,
             notes: notes_arrive_in_order_while_data_flows,
             notes: notes_are_bounded_and_refused_to_the_lost,
+            notes: a_note_that_waits_for_a_connection_is_unsent,
             sleeping: a_wake_is_never_lost,
             sleeping: messages_rouse_a_sleeper,
             sleeping: nobody_sleeps_on_what_is_to_be_told,

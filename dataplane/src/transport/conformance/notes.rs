@@ -83,3 +83,20 @@ pub(super) fn notes_are_bounded_and_refused_to_the_lost(rig: &mut dyn Rig, mode:
     f.holds("T6", "the lost get no notes", matches!(gone, Err(PostError::Gone { peer: Peer(1), .. })));
     Ok(())
 }
+
+/// T8: whoever has given a note polls for as long as something is unsent, and that is enough, also where there is no connection yet.
+pub(super) fn a_note_that_waits_for_a_connection_is_unsent(
+    rig: &mut dyn Rig,
+    mode: Mode,
+) -> Result<(), Skip> {
+    let mut f = Field::new(rig, mode, 2)?;
+    assert_eq!(f.member_mut(0).note(Peer(1), &note(1)), Ok(()), "{}", f.at());
+    while notes_told(&f, 1).is_empty() {
+        if f.member(0).has_unsent() {
+            f.poll_one(0);
+        }
+        f.poll_one(1);
+        f.in_time("T8", "a note to a peer that was not connected");
+    }
+    Ok(())
+}
