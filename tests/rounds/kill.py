@@ -90,6 +90,12 @@ def jobs(args, rng):
             if "(elements)" in line:
                 break
         victim = rng.randrange(args.ranks)
+        if len(pids) < args.ranks:
+            said = job.communicate()[1]
+            print(f"round {n}: the job did not begin, exit code {job.returncode}: {said.strip()}", flush=True)
+            times.append(float("inf"))
+            failed += 1
+            continue
         time.sleep(rng.uniform(0.0, 0.15))
         os.kill(pids[victim], signal.SIGSTOP if args.stop else signal.SIGKILL)
         begun, named = time.monotonic(), {}
