@@ -4,15 +4,16 @@
 #[allow(dead_code)]
 mod harness;
 
-use harness::ranks_over;
+use harness::{communicator, ranks_over, within};
 use ringway_collectives::engine::{
-    Blocks, CollectiveError, Communicator, EngineOptions, Numerics, Reduction,
+    Blocks, CollectiveError, Communicator, EngineOptions, Numerics, Progress, Reduction,
 };
 use ringway_collectives::reduce::ReduceOp;
 use ringway_collectives::schedule::{Algorithm, Collective, Wanted, Why};
 use ringway_dataplane::shm::{Config, ShmTransport};
 use ringway_dataplane::transport::{Address, Keyring, Peer, Transport};
 use std::ops::Range;
+use std::sync::Barrier;
 use std::time::Duration;
 
 /// `n` transports of this process that know each other.
@@ -457,4 +458,41 @@ fn no_two_calls_that_differ_hang_though_both_are_made_at_once() {
             assert!(matches!(end, Err(CollectiveError::Mismatch { .. })), "{label}, rank {rank}: {end:?}");
         }
     }
+}
+
+#[test]
+fn what_a_message_left_behind_a_full_queue_goes_without_another_call() {
+    // D6: the owner of a large message waits to hear that it was taken, and the queue to it is full of what it has not looked at yet.
+    const LARGE: usize = 1 << 20;
+    const SMALL: u8 = 31;
+    let (shown, taken, over) = (Barrier::new(2), Barrier::new(2), Barrier::new(2));
+    let by_caller = EngineOptions { progress: Progress::Caller, ..EngineOptions::default() };
+    let mut both = transports(2, |config| config).into_iter();
+    let (near, far) = (both.next().expect("one"), both.next().expect("another"));
+    within("what was taken is not told", || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let c = communicator(far, 1, 2, &by_caller);
+                c.barrier().unwrap();
+                let large = c.send_start(c.alloc::<u8>(LARGE).unwrap(), 0, 0).unwrap();
+                shown.wait();
+                taken.wait();
+                drop(large.wait().unwrap());
+                for i in 0..SMALL {
+                    let mut small = [0; 8192];
+                    c.recv(&mut small, 0, 0).unwrap();
+                    assert_eq!(small, [i; 8192]);
+                }
+                over.wait();
+            });
+            let c = communicator(near, 0, 2, &EngineOptions::default());
+            c.barrier().unwrap();
+            shown.wait();
+            // As many as the queue of 256 KiB takes.
+            (0..SMALL).for_each(|i| c.send(&[i; 8192], 1, 0).unwrap());
+            c.recv(&mut vec![0u8; LARGE], 1, 0).unwrap();
+            taken.wait();
+            over.wait();
+        });
+    });
 }

@@ -224,8 +224,7 @@ fn make(first: &Communicator, mut lent: Vec<Lent<'_, '_>>) -> std::result::Resul
         (core, ended) = first.end(core, begun, regions);
         all = all.and(ended);
     }
-    // D6: of each communicator, which may have other ways to its members than the first.
-    lent.iter().for_each(|call| first.owner.see_off(&mut core, call.comm.index));
+    first.owner.see_off(&mut core);
     all
 }
 

@@ -94,7 +94,7 @@ impl Communicator {
         };
         let since = match &begun {
             AtOnce::Over => {
-                self.owner.see_off(&mut core, self.index);
+                self.owner.see_off_at_once(&mut core, self.index);
                 return Ok(());
             }
             AtOnce::Begun(begun) => Some(begun.since),
@@ -155,7 +155,7 @@ impl Communicator {
     /// What a call returns. Of one that has failed, the news are on their way then, and written down.
     pub(super) fn answer(&self, mut core: Guard<'_>, result: std::result::Result<(), Failure>) -> Result<()> {
         match &result {
-            Ok(()) => self.owner.see_off(&mut core, self.index),
+            Ok(()) => self.owner.see_off(&mut core),
             Err(_) => self.owner.tell(&mut core),
         }
         result.map_err(|failure| {

@@ -147,7 +147,7 @@ pub(super) struct Group {
     /// How the members lie: the same on all of them, since all hold the same members.
     pub(super) arrangement: Arrangement,
     pub(super) numbers: Numbers,
-    /// Whether all its members share memory: what is sent there is with its receiver at once, and nothing is left to send (D6).
+    /// Whether all its members share memory: what calls send there at once is with its receiver, and nothing is left to send (D6).
     pub(super) shares_memory: bool,
     /// What its links cost.
     pub(super) costs: Costs,

@@ -109,9 +109,7 @@ fn redeem<T: Element>(
     slot: u16,
     claim: Claim<T>,
 ) -> Result<Buffer<T>, CollectiveError> {
-    // D6, while its group is there.
-    let group = core.runs[usize::from(slot)].group;
-    owner.see_off(&mut core, group);
+    owner.see_off(&mut core);
     let (region, result) = core.take_started(slot);
     match &result {
         Ok(()) => drop(core),

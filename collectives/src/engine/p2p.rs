@@ -27,7 +27,7 @@ impl Communicator {
         self.check_message("send", "destination", &request, to, tag)?;
         let mut core = self.owner.lock();
         if core.send_at_once(self.index, &request, cast_slice(buffer)) {
-            self.owner.see_off(&mut core, self.index);
+            self.owner.see_off_at_once(&mut core, self.index);
             return Ok(());
         }
         drop(core);

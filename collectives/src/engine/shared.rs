@@ -386,11 +386,19 @@ impl Owner {
         Ok(())
     }
 
-    /// D6: at the end of a call of a group's.
+    /// D6: at the end of a call.
     #[inline]
-    pub(super) fn see_off(&self, core: &mut Core, group: usize) {
-        if !core.group(group).shares_memory && core.transport.has_unsent() {
+    pub(super) fn see_off(&self, core: &mut Core) {
+        if core.transport.has_unsent() {
             self.leave_behind(core);
+        }
+    }
+
+    /// D6: at the end of a call of a group's that was made at once, of which shared memory keeps nothing back.
+    #[inline]
+    pub(super) fn see_off_at_once(&self, core: &mut Core, group: usize) {
+        if !core.group(group).shares_memory {
+            self.see_off(core);
         }
     }
 

@@ -343,6 +343,10 @@ impl Connection {
         announcement: Option<&Frame>,
         take: &mut dyn FnMut(&[u8]),
     ) -> Found {
+        // Its owner waits to hear of it: what cannot be told at once is for a call that is asked what it leaves.
+        if matcher.has_small_output() || self.out.has_room(self.largest) != Ok(true) {
+            return Found::Other;
+        }
         let Some(bytes) = self.other.shown(place, length) else { return Found::Other };
         take(bytes);
         // The peer may have ended meanwhile, and what was read be no longer what it sent.

@@ -61,4 +61,9 @@ impl Channel {
     pub(super) fn has_output(&self) -> bool {
         !self.notes.is_empty() || self.matcher.has_output()
     }
+
+    /// Whether there is what no send waits for: notes, and what was taken of the peer's messages, who waits to hear it.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.notes.is_empty() || self.matcher.has_small_output()
+    }
 }

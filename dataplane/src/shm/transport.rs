@@ -567,7 +567,7 @@ impl Transport for ShmTransport {
 
     fn has_unsent(&self) -> bool {
         let channel = |at: &u32| self.links[*at as usize].channel.as_ref();
-        self.dialling.iter().filter_map(channel).any(|c| !c.notes.is_empty())
+        self.live.iter().chain(&self.dialling).filter_map(channel).any(|c| c.has_unsent())
     }
 
     fn prepare_sleep(&mut self) -> bool {
